@@ -1,0 +1,21 @@
+//! commsd: a per-machine daemon through which LLM agents find each other, talk, remember and
+//! delegate work.
+//!
+//! The rooms of the house, from the ground up; a floor uses only those below it
+//! (`tests/architecture.rs` holds this):
+//!
+//! | floor | rooms |
+//! | --- | --- |
+//! | 1 | [`codec`] bytes to values, [`identity`] keys and their files, [`api::types`] the local API's values |
+//! | 2 | [`mesh`] the agent-comms peer, sans-I/O |
+//! | 3 | [`store`] durable state, [`runtime`] tokio: sockets, timers, processes |
+//! | 4 | [`daemon`] composition |
+//! | 5 | [`api::client`], [`cli`]: surfaces that only talk to the local API |
+//!
+//! How a message travels: agent -> local socket (`runtime`) -> `api` request, the sender stamped from
+//! the connection -> `daemon` -> `mesh::node` input -> outputs (frames for sessions, records for
+//! `store`, events for agents, timers) -> `runtime` carries them out -> the other side's session ->
+//! its node -> event -> its agent's socket -> acknowledgement the same way back.
+
+pub mod codec;
+pub mod identity;
