@@ -10,3 +10,4 @@
 mod support;
 mod vectors_cbor;
 mod vectors_frames;
+mod vectors_tokens;

@@ -8,5 +8,7 @@ pub mod cose;
 pub mod fields;
 pub mod frame;
 pub mod handshake;
+pub mod revocation;
 pub mod room_path;
 pub mod scope;
+pub mod token;
