@@ -19,3 +19,4 @@
 
 pub mod codec;
 pub mod identity;
+pub mod mesh;
