@@ -1,4 +1,6 @@
 //! Who a device is: keys, ids, and the files under `~/.agent-comms` that keep them.
-//! Nothing here speaks on a network.
+//! Nothing here speaks on a network or reads a clock; `now` and randomness come in.
 
+pub mod certificate;
 pub mod device;
+pub mod entropy;
