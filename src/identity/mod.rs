@@ -4,3 +4,4 @@
 pub mod certificate;
 pub mod device;
 pub mod entropy;
+pub mod files;
