@@ -5,3 +5,5 @@ pub mod certificate;
 pub mod device;
 pub mod entropy;
 pub mod files;
+pub mod lock;
+pub mod process;
