@@ -5,5 +5,7 @@ pub mod certificate;
 pub mod device;
 pub mod entropy;
 pub mod files;
+pub mod keyfile;
 pub mod lock;
 pub mod process;
+pub mod slot;
