@@ -17,5 +17,6 @@
 //! `store`, events for agents, timers) -> `runtime` carries them out -> the other side's session ->
 //! its node -> event -> its agent's socket -> acknowledgement the same way back.
 
+pub mod api;
 pub mod codec;
 pub mod identity;
