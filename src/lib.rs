@@ -20,3 +20,4 @@
 pub mod api;
 pub mod codec;
 pub mod identity;
+pub mod runtime;
