@@ -17,6 +17,8 @@
 //! `store`, events for agents, timers) -> `runtime` carries them out -> the other side's session ->
 //! its node -> event -> its agent's socket -> acknowledgement the same way back.
 
+pub mod api;
 pub mod codec;
 pub mod identity;
 pub mod mesh;
+pub mod runtime;

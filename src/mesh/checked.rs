@@ -7,7 +7,7 @@ use super::wire::advert::PeerAdvert;
 use super::wire::claim::Claim;
 use super::wire::cose::CoseSign1;
 use super::wire::frame::{Frame, Outcome};
-use super::wire::revocation::Revocation;
+use super::wire::revocation::RevocationEntry;
 use super::wire::scope::Scope;
 use super::wire::token::{ParsedToken, TokenCache};
 use crate::codec::cbor::Value;
@@ -18,7 +18,7 @@ pub enum Checked {
     /// Adverts that verify; the others are left out.
     Gossip(Vec<PeerAdvert>),
     /// Revocations that verify; the others are left out.
-    Revocations(Vec<Revocation>),
+    Revocations(Vec<RevocationEntry>),
     /// A claim to the coordinator role (unsigned by design).
     Claim(Claim),
     /// A request, its token's chain decoded and signatures checked.
@@ -54,19 +54,21 @@ impl Checked {
     #[must_use]
     pub fn check(frame: Frame, tokens: &mut TokenCache) -> Self {
         match frame {
-            Frame::Gossip(adverts) => {
-                Self::Gossip(adverts.into_iter().filter(PeerAdvert::verify).collect())
+            Frame::Gossip { peers } => {
+                Self::Gossip(peers.into_iter().filter(|advert| advert.verify().is_ok()).collect())
             }
-            Frame::RevocationAnnounce(entries) => Self::Revocations(
-                entries.iter().filter_map(|entry| Revocation::check(entry).ok()).collect(),
+            Frame::RevocationAnnounce { entries } => Self::Revocations(
+                entries.iter().filter_map(|entry| RevocationEntry::parse(entry).ok()).collect(),
             ),
-            Frame::Coordinator(claim) => Self::Claim(Claim::from_frame(&claim)),
+            Frame::Coordinator { term, coordinator, .. } => {
+                Self::Claim(Claim { term, coordinator })
+            }
             Frame::ManageRequest(request) => Self::Request {
                 id: request.request_id,
                 verb: request.command.verb,
                 params: request.command.params,
                 scope: request.scope,
-                token: request.token.as_ref().map(|token| tokens.parse(token)),
+                token: request.token.as_ref().map(|token| tokens.get_or_parse(token)),
                 raw_token: request.token,
             },
             Frame::ManageResponse(response) => {

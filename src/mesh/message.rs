@@ -193,7 +193,7 @@ impl MeshMessage {
     #[must_use]
     pub fn to_params(&self) -> Value {
 
-        let value = |v: Result<Value, cbor::CborError>| v.unwrap_or(Value::Null);
+        let value = |v: Result<Value, cbor::ConvertError>| v.unwrap_or(Value::Null);
         let mut members = Vec::new();
         let mut put = |key: &str, v: Value| members.push((key.to_owned(), v));
         match self {

@@ -11,7 +11,9 @@ use super::super::wire::advert::PeerAdvert;
 use super::super::wire::frame::Frame;
 use super::super::wire::name_claim;
 use super::super::wire::room_path::RoomPath;
-use super::super::wire::token;
+use super::super::wire::capability::GROUP_MEMBER;
+use super::super::wire::scope::{KIND_GROUP, Scope};
+use super::super::wire::token::{self, MintRequest};
 use super::{Node, Output, OwnAdvert};
 use crate::codec::cbor::{self, Value};
 use crate::identity::device::{DeviceId, DeviceKey};
@@ -76,7 +78,7 @@ impl Node {
         }
     }
 
-    fn extensions(&self, local: DeviceId, detail: Detail) -> Vec<(String, Value)> {
+    fn extensions(&self, local: DeviceId, detail: Detail) -> Vec<(Value, Value)> {
         let direct: Vec<Value> = self
             .routes
             .range((local, DeviceId([0; 32]))..=(local, DeviceId([255; 32])))
@@ -94,7 +96,7 @@ impl Node {
             ),
         ];
         if detail == Detail::Plain {
-            return out;
+            return out.into_iter().map(|(key, value)| (Value::Text(key), value)).collect();
         }
         out.push((
             key::VERSION.to_owned(),
@@ -141,7 +143,7 @@ impl Node {
                 }
             }
         }
-        out
+        out.into_iter().map(|(key, value)| (Value::Text(key), value)).collect()
     }
 
     fn hosted_rooms(&self, local: DeviceId, detail: Detail) -> Value {
@@ -178,9 +180,11 @@ impl Node {
         }
         let expires = now.unix.plus(PROOF_LIFE_MS);
         let mut mint = |issuer: Option<DeviceKey>| {
-            issuer.map(|issuer| {
-                token::membership_proof(&issuer, local, expires, self.random::<16>())
-            })
+            let issuer = issuer?;
+            let scope = Scope::new(KIND_GROUP, issuer.id().hex());
+            let id = self.random::<16>();
+            let request = MintRequest::new(id, local, GROUP_MEMBER, scope, expires).delegations(0);
+            token::mint(&issuer, now.unix, request).ok().map(|token| token.to_text())
         };
         let membership = mint(self.config.user.clone());
         let machine = mint(self.config.machine.clone());
@@ -219,7 +223,7 @@ impl Node {
 
     fn send_advert(&mut self, session: SessionId, local: DeviceId, detail: Detail, now: Now) {
         if let Some(advert) = self.advert_for(local, detail, now) {
-            self.outputs.push_back(Output::Send { session, frame: Frame::Gossip(vec![(*advert).clone()]) });
+            self.outputs.push_back(Output::Send { session, frame: Frame::Gossip { peers: vec![(*advert).clone()] } });
         }
     }
 

@@ -9,6 +9,7 @@ use super::super::session::{
     Admission, Origin, REQUEST_TIMEOUT_MS, Session, SessionId, SessionKind,
 };
 use super::super::wire::frame::{self, Frame};
+use super::super::wire::handshake::Handshake;
 use super::super::wire::scope::Scope;
 use super::{
     Answer, AnswerTo, DialFor, DialId, DialTarget, Internal, Node, OutRequest, Outcome, Output,
@@ -22,8 +23,6 @@ use crate::identity::device::DeviceId;
 pub const MAX_SESSIONS: usize = 16_384;
 /// Sessions between one of our devices and one peer. The reference needs three.
 pub const MAX_SESSIONS_PER_PAIR: usize = 6;
-/// Version we negotiate (the only one there is).
-const WIRE_VERSION: u64 = 1;
 
 impl Node {
     pub(super) fn session_opened(
@@ -73,10 +72,7 @@ impl Node {
         self.sessions.insert(id, session);
         self.outputs.push_back(Output::Send {
             session: id,
-            frame: Frame::Handshake(frame::Handshake::new(
-                WIRE_VERSION,
-                [super::super::message::DOMAIN],
-            )),
+            frame: Frame::Handshake(Handshake::agent_comms()),
         });
         self.send_opening_advert(id, now);
         match kind {
@@ -381,7 +377,7 @@ impl Node {
             return;
         }
         let answer_to = AnswerTo::Internal(id);
-        let token = request.token.as_ref().map(|token| self.tokens.parse(token));
+        let token = request.token.as_ref().map(|token| self.tokens.get_or_parse(token));
         let answer = self.room_request(to, from, None, answer_to, &request, token, now);
         if let Answer::Now(outcome) = answer {
             self.answer(answer_to, outcome, now);
@@ -422,7 +418,7 @@ impl Node {
             Checked::Revocations(entries) => {
                 if self.sessions.get(&id).is_some_and(Session::is_admitted) {
                     for entry in entries {
-                        self.revocations.insert(entry);
+                        self.revocations.insert(remote, entry);
                     }
                 }
             }

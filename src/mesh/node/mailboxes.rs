@@ -124,7 +124,7 @@ impl Node {
                     (path, message.from, &message.id)
                 }
                 DeliveryEvent::Dm { message } => {
-                    let Ok(path) = RoomPath::dm(message.from, message.to) else { continue };
+                    let Some(path) = RoomPath::dm(message.from, message.to) else { continue };
                     if let Some(history) = self.replica.dm_history_mut(&path) {
                         history.mark_read(&message.id, agent);
                     }
@@ -594,7 +594,7 @@ impl Node {
                 }
             }
             DeliveryEvent::Dm { message } => {
-                if let Ok(path) = RoomPath::dm(message.from, message.to)
+                if let Some(path) = RoomPath::dm(message.from, message.to)
                     && let Some(history) = self.replica.dm_history_mut(&path)
                 {
                     history.add(message.clone());

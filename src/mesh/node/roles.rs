@@ -25,7 +25,7 @@ impl Node {
     }
 
     fn send_claim(&mut self, session: SessionId, claim: Claim) {
-        self.outputs.push_back(Output::Send { session, frame: Frame::Coordinator(claim.to_frame()) });
+        self.outputs.push_back(Output::Send { session, frame: Frame::Coordinator { term: claim.term, coordinator: claim.coordinator, capacity_hint: None } });
     }
 
     fn send_claim_to_all(&mut self, claim: Claim) {

@@ -14,10 +14,11 @@ use super::super::session::{
 };
 use super::super::wire::capability;
 use super::super::wire::cose::CoseSign1;
-use super::super::wire::revocation::Revocation;
-use super::super::wire::room_path::RoomPath;
+use super::super::wire::frame::Frame;
+use super::super::wire::revocation::{self, RevocationEntry};
+use super::super::wire::room_path::{self, RoomPath};
 use super::super::wire::scope::Scope;
-use super::super::wire::token::{self, ParsedToken, TokenClaims, VerifyContext};
+use super::super::wire::token::{self, MintRequest, ParsedToken, VerifyContext};
 use super::requests::{error, ok, ok_with};
 use super::{
     Answer, AnswerTo, CommandError, CommandResult, IdentityChange, Node, Op, OpId, OutRequest,
@@ -56,8 +57,7 @@ impl Node {
             bearer: Some(from),
             revocations: &self.revocations,
         };
-        token::verify_room_token(token, &context, path, local, token::DmRule::Verifier)
-            .is_ok_and(|verified| verified.claims.capability == capability::ROOM_MEMBER)
+        token::verify_room_token(token, &context, path, &local, token::DmRule::Verifier).is_ok()
     }
 
     /// Mints a room token for `bearer` and remembers its id.
@@ -68,18 +68,15 @@ impl Node {
         path: &RoomPath,
         now: Now,
     ) -> Option<CoseSign1> {
-        let token_id = self.random::<16>().to_vec();
+        let token_id = self.random::<16>();
         let device = self.devices.get_mut(&local)?;
-        let claims = TokenClaims::root(
-            &device.key,
-            token_id.clone(),
-            bearer,
-            capability::ROOM_MEMBER,
-            Scope { kind: "room".into(), path: Some(path.to_string()) },
-            now.unix.plus(ROOM_TOKEN_LIFE_MS),
-        )
-        .with_delegations_remaining(0);
-        let token = token::mint(&device.key, claims, now.unix).ok()?;
+        let expires = now.unix.plus(ROOM_TOKEN_LIFE_MS);
+        let scope = Scope::room(path);
+        let request =
+            MintRequest::new(token_id, bearer, capability::ROOM_MEMBER, scope, expires)
+                .delegations(0);
+        let token = token::mint(&device.key, now.unix, request).ok()?;
+        let token_id = token_id.to_vec();
         if bearer != local {
             if let Some(agent) = device.agent.as_mut() {
                 agent.grants.insert((path.clone(), bearer), token_id.clone());
@@ -104,7 +101,7 @@ impl Node {
         else {
             return;
         };
-        let entry = Revocation::mint(&device.key, &token_id, now.unix);
+        let entry = revocation::revoke(&device.key, &token_id, now.unix);
         self.outputs.push_back(Output::SaveIdentity {
             device: local,
             change: IdentityChange::IssuedGrant { path: path.clone(), member, token_id: None },
@@ -116,10 +113,12 @@ impl Node {
             .collect();
         for remote in remotes {
             if let Some(session) = self.route(&local, &remote) {
-                self.outputs.push_back(Output::Send { session, frame: entry.to_frame() });
+                self.outputs.push_back(Output::Send { session, frame: Frame::RevocationAnnounce { entries: vec![entry.clone()] } });
             }
         }
-        self.revocations.insert(entry);
+        if let Ok(entry) = RevocationEntry::parse(&entry) {
+            self.revocations.insert(local, entry);
+        }
     }
 
     pub(super) fn keep_token(&mut self, agent: DeviceId, path: &RoomPath, token: CoseSign1) {
@@ -147,7 +146,7 @@ impl Node {
         let Some(token) = self.agent(&agent).and_then(|held| held.tokens.get(path)).cloned() else {
             return false;
         };
-        let parsed = self.tokens.parse(&token);
+        let parsed = self.tokens.get_or_parse(&token);
         let context = VerifyContext {
             now: now.unix,
             bearer: Some(agent),
@@ -610,14 +609,14 @@ impl Node {
         now: Now,
     ) -> Outcome {
         let Some(owner) = path.owner() else { return error("malformed_params") };
-        let Some(token) = params.get("token").and_then(|token| CoseSign1::from_value(token).ok())
+        let Some(token) = params.get("token").and_then(|token| CoseSign1::from_value(token.clone()).ok())
         else {
             return error("malformed_params");
         };
         if params.get("invitee").and_then(Value::as_bytes) != Some(&local.0[..]) {
             return error("malformed_params");
         }
-        let parsed = self.tokens.parse(&token);
+        let parsed = self.tokens.get_or_parse(&token);
         if !self.is_authorised(local, local, &path, Some(&parsed), now) {
             return error("unauthorized");
         }
@@ -651,7 +650,7 @@ impl Node {
         description: String,
         now: Now,
     ) -> Result<CommandResult, CommandError> {
-        let slug = RoomPath::slug(name)
+        let slug = room_path::slug(name)
             .ok_or_else(|| CommandError::new("invalid_name", "a room name needs a letter or digit"))?;
         if slug.len() > MAX_NAME_BYTES || description.len() > MAX_DESCRIPTION_BYTES {
             return Err(CommandError::new(
@@ -663,7 +662,7 @@ impl Node {
         }
         let local_part = if kind == RoomType::Secret { format!("_{slug}") } else { slug.clone() };
         let path = RoomPath::named(agent, &local_part)
-            .map_err(|_| CommandError::new("invalid_name", "the room name cannot be used"))?;
+            .ok_or_else(|| CommandError::new("invalid_name", "the room name cannot be used"))?;
         if self.replica.room(&path).is_some() {
             return Err(CommandError::new("room_exists", format!("room {path} exists already")));
         }
@@ -805,9 +804,9 @@ impl Node {
         };
         let token = members
             .get("granted-token")
-            .and_then(|token| CoseSign1::from_value(token).ok())
+            .and_then(|token| CoseSign1::from_value(token.clone()).ok())
             .filter(|token| {
-                let parsed = self.tokens.parse(token);
+                let parsed = self.tokens.get_or_parse(token);
                 self.is_authorised(agent, agent, &path, Some(&parsed), now)
             });
         let Some(token) = token else {

@@ -303,7 +303,7 @@ impl Node {
             let wanted = self.agent_ids().iter().any(|agent| path.has_participant(agent));
             if wanted && let Some(history) = self.replica.dm_history_mut(&path) {
                 for message in messages {
-                    if RoomPath::dm(message.from, message.to).is_ok_and(|dm| dm == path) {
+                    if RoomPath::dm(message.from, message.to).is_some_and(|dm| dm == path) {
                         history.add(message);
                     }
                 }
@@ -410,7 +410,7 @@ impl Node {
         match event {
             DeliveryEvent::Dm { message } => {
                 message.to == agent
-                    && RoomPath::dm(message.from, message.to).is_ok_and(|path| {
+                    && RoomPath::dm(message.from, message.to).is_some_and(|path| {
                         held.opened.contains(&path)
                             || held.grants.contains_key(&(path.clone(), message.from))
                     })

@@ -49,6 +49,43 @@ impl RoomPathError {
 }
 
 impl RoomPath {
+    /// The owner of a named room; a conversation has none.
+    #[must_use]
+    pub fn owner(&self) -> Option<DeviceId> {
+        match self {
+            Self::Named { owner, .. } => Some(*owner),
+            Self::Dm { .. } => None,
+        }
+    }
+
+    /// The two ends of a conversation, lower id first.
+    #[must_use]
+    pub fn participants(&self) -> Option<(DeviceId, DeviceId)> {
+        match self {
+            Self::Dm { low, high } => Some((*low, *high)),
+            Self::Named { .. } => None,
+        }
+    }
+
+    /// The part after the owner; empty for a conversation.
+    #[must_use]
+    pub fn local_name(&self) -> &str {
+        match self {
+            Self::Named { name, .. } => name,
+            Self::Dm { .. } => "",
+        }
+    }
+
+    /// Whether `device` is the one whose word lets a sender into this room: the owner, or either
+    /// end of a conversation.
+    #[must_use]
+    pub fn is_issued_by(&self, device: &DeviceId) -> bool {
+        match self {
+            Self::Named { owner, .. } => owner == device,
+            Self::Dm { low, high } => low == device || high == device,
+        }
+    }
+
     /// A named room; `None` when `name` is empty or holds other characters.
     #[must_use]
     pub fn named(owner: DeviceId, name: &str) -> Option<Self> {

@@ -1,0 +1,328 @@
+//! JSON-RPC 2.0 as the local API uses it: one message a line, requests with an id only (every client
+//! gets an answer), no batches. Bytes to values and back; nothing is read or written here.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{ApiError, MAX_LINE_BYTES, MAX_REQUEST_ID_BYTES, Request, RequestId};
+
+/// A request as it came, its parameters not yet read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawRequest {
+    /// For the answer.
+    pub id: RequestId,
+    /// Any spelling of the method.
+    pub method: String,
+    /// An object, or nothing.
+    pub params: Option<Value>,
+}
+
+impl RawRequest {
+    /// The typed request.
+    ///
+    /// # Errors
+    /// As [`Request::parse`].
+    pub fn request(self) -> Result<(RequestId, Request), (RequestId, ApiError)> {
+        match Request::parse(&self.method, self.params) {
+            Ok(request) => Ok((self.id, request)),
+            Err(error) => Err((self.id, error)),
+        }
+    }
+}
+
+/// Reads a line that a client sent. The error carries the request's id where one could be read.
+///
+/// # Errors
+/// `parse_error`, `invalid_request`.
+pub fn read_request(line: &[u8]) -> Result<RawRequest, (Option<RequestId>, ApiError)> {
+    let value: Value = serde_json::from_slice(line).map_err(|error| {
+        let what = format!("the line is not JSON: {error}");
+        (None, ApiError::new(ApiError::PARSE_ERROR, what, "send one JSON object a line"))
+    })?;
+    let invalid = |what: &str| {
+        let todo = "send {\"jsonrpc\":\"2.0\",\"id\":1,\"method\":…,\"params\":{…}} on one line";
+        ApiError::new(ApiError::INVALID_REQUEST, what, todo)
+    };
+    let Value::Object(mut object) = value else {
+        let what = match value {
+            Value::Array(_) => "batches are not taken; send one request a line",
+            _ => "a request is a JSON object",
+        };
+        return Err((None, invalid(what)));
+    };
+    let id = match object.remove("id").map(serde_json::from_value) {
+        None => return Err((None, invalid("the request has no id"))),
+        Some(Err(_)) => return Err((None, invalid("an id is an integer or text"))),
+        Some(Ok(RequestId::Text(text))) if text.len() > MAX_REQUEST_ID_BYTES => {
+            return Err((None, invalid("the id is longer than 128 bytes")));
+        }
+        Some(Ok(id)) => id,
+    };
+    if object.remove("jsonrpc").as_ref().and_then(Value::as_str) != Some("2.0") {
+        return Err((Some(id), invalid("`jsonrpc` is not \"2.0\"")));
+    }
+    let Some(Value::String(method)) = object.remove("method") else {
+        return Err((Some(id), invalid("`method` is not text")));
+    };
+    let params = object.remove("params").filter(|params| !params.is_null());
+    if let Some(other) = object.keys().next() {
+        return Err((Some(id), invalid(&format!("a request has no member {other:?}"))));
+    }
+    Ok(RawRequest { id, method, params })
+}
+
+/// A line that the daemon sent, as a client reads it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FromDaemon {
+    /// The answer to a request; no id when the daemon could not read one.
+    Answer(Option<RequestId>, Result<Value, ApiError>),
+    /// Something that nobody asked for.
+    Notification {
+        /// One of `notification::…`; a reader ignores others.
+        method: String,
+        /// An object.
+        params: Value,
+    },
+}
+
+/// Reads a line that the daemon sent.
+///
+/// # Errors
+/// `parse_error`, `invalid_request`: whatever answers at that socket is not a commsd.
+pub fn read_from_daemon(line: &[u8]) -> Result<FromDaemon, ApiError> {
+    #[derive(Deserialize)]
+    struct Line {
+        id: Option<RequestId>,
+        method: Option<String>,
+        params: Option<Value>,
+        // Present-but-null results exist, so absence has to stay visible.
+        #[serde(default, deserialize_with = "present")]
+        result: Option<Value>,
+        error: Option<ErrorMember>,
+    }
+    fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Value>, D::Error> {
+        Value::deserialize(d).map(Some)
+    }
+    let line: Line = serde_json::from_slice(line).map_err(|error| {
+        ApiError::new(
+            ApiError::PARSE_ERROR,
+            format!("the answer at the socket is not JSON-RPC: {error}"),
+            "check that the socket belongs to commsd",
+        )
+    })?;
+    match line {
+        Line { method: Some(method), params, .. } => {
+            Ok(FromDaemon::Notification { method, params: params.unwrap_or_default() })
+        }
+        Line { id, error: Some(error), .. } => Ok(FromDaemon::Answer(id, Err(error.into()))),
+        Line { id, result: Some(result), .. } => Ok(FromDaemon::Answer(id, Ok(result))),
+        _ => Err(ApiError::new(
+            ApiError::INVALID_REQUEST,
+            "the answer at the socket is neither a result, an error nor a notification",
+            "check that the socket belongs to commsd",
+        )),
+    }
+}
+
+/// JSON-RPC's error object.
+#[derive(Serialize, Deserialize)]
+struct ErrorMember {
+    code: i64,
+    message: String,
+    data: Option<ErrorData>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ErrorData {
+    code: String,
+    todo: Option<String>,
+}
+
+impl From<ErrorMember> for ApiError {
+    fn from(error: ErrorMember) -> Self {
+        let (code, todo) = match error.data {
+            Some(data) => (data.code, data.todo),
+            None => (error.code.to_string(), None),
+        };
+        Self { code, message: error.message, todo }
+    }
+}
+
+impl From<ApiError> for ErrorMember {
+    fn from(error: ApiError) -> Self {
+        Self {
+            code: error.rpc_number(),
+            data: Some(ErrorData { code: error.code, todo: error.todo }),
+            message: error.message,
+        }
+    }
+}
+
+/// A line for a request, without the line feed.
+///
+/// # Errors
+/// `line_too_long` when it would be longer than the daemon takes.
+pub fn request_line(id: &RequestId, method: &str, params: Value) -> Result<Vec<u8>, ApiError> {
+    let line = line(json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+    if line.len() > MAX_LINE_BYTES {
+        return Err(ApiError::new(
+            ApiError::LINE_TOO_LONG,
+            format!("{method}: the request has {} bytes, at most {MAX_LINE_BYTES} fit", line.len()),
+            "write large values to a file and send its path",
+        ));
+    }
+    Ok(line)
+}
+
+/// A line for an answer, without the line feed. A result that does not fit into a line becomes the
+/// error `result_too_large`.
+#[must_use]
+pub fn answer_line(id: Option<&RequestId>, result: Result<Value, ApiError>) -> Vec<u8> {
+    let error = match result {
+        Ok(result) => {
+            let line = line(json!({"jsonrpc": "2.0", "id": id, "result": result}));
+            if line.len() <= MAX_LINE_BYTES {
+                return line;
+            }
+            ApiError::new(
+                ApiError::RESULT_TOO_LARGE,
+                format!("the answer has {} bytes, at most {MAX_LINE_BYTES} fit", line.len()),
+                "ask for fewer entries",
+            )
+        }
+        Err(error) => error,
+    };
+    line(json!({"jsonrpc": "2.0", "id": id, "error": ErrorMember::from(error)}))
+}
+
+/// A line for a notification, without the line feed; `None` when it does not fit.
+#[must_use]
+pub fn notification_line(method: &str, params: Value) -> Option<Vec<u8>> {
+    let line = line(json!({"jsonrpc": "2.0", "method": method, "params": params}));
+    (line.len() <= MAX_LINE_BYTES).then_some(line)
+}
+
+/// JSON on one line: serde_json escapes every control character inside text.
+fn line(message: Value) -> Vec<u8> {
+    message.to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn refused(line: &str) -> (Option<RequestId>, ApiError) {
+        read_request(line.as_bytes()).unwrap_err()
+    }
+
+    #[test]
+    fn requests_are_read() {
+        let raw =
+            read_request(br#"{"jsonrpc":"2.0","id":"a","method":"whoami","params":null}"#).unwrap();
+        assert_eq!(raw.id, RequestId::Text("a".into()));
+        let (id, request) = raw.request().unwrap();
+        assert_eq!((id, request.method()), (RequestId::Text("a".into()), "whoami"));
+    }
+
+    #[test]
+    fn faults_have_the_standard_numbers() {
+        for garbage in ["", "{", "\u{0}", "nul", "{\"id\":1}}"] {
+            let (id, error) = refused(garbage);
+            assert_eq!((id, error.rpc_number()), (None, -32700), "{garbage:?}");
+        }
+        let (_, error) = read_request(b"{\"id\":\"\xff\"}").unwrap_err();
+        assert_eq!(error.code, ApiError::PARSE_ERROR);
+        let one = Some(RequestId::Number(1));
+        for (line, id) in [
+            (r#"[{"jsonrpc":"2.0","id":1,"method":"whoami"}]"#, None),
+            ("7", None),
+            (r#"{"jsonrpc":"2.0","method":"whoami"}"#, None),
+            (r#"{"jsonrpc":"2.0","id":1.5,"method":"whoami"}"#, None),
+            (r#"{"jsonrpc":"2.0","id":null,"method":"whoami"}"#, None),
+            (r#"{"id":1,"method":"whoami"}"#, one.clone()),
+            (r#"{"jsonrpc":"1.0","id":1,"method":"whoami"}"#, one.clone()),
+            (r#"{"jsonrpc":"2.0","id":1}"#, one.clone()),
+            (r#"{"jsonrpc":"2.0","id":1,"method":"whoami","x":1}"#, one.clone()),
+        ] {
+            let (got, error) = refused(line);
+            assert_eq!((got, error.rpc_number()), (id, -32600), "{line}");
+        }
+        let long = "x".repeat(MAX_REQUEST_ID_BYTES + 1);
+        let (id, _) = refused(&format!(r#"{{"jsonrpc":"2.0","id":"{long}","method":"whoami"}}"#));
+        assert_eq!(id, None);
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_not_followed() {
+        let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(refused(&deep).1.code, ApiError::PARSE_ERROR);
+    }
+
+    #[test]
+    fn errors_cross_with_code_and_todo() {
+        let error = ApiError::new("room_not_found", "no room", "list them");
+        let line = answer_line(Some(&RequestId::Number(4)), Err(error.clone()));
+        let value: Value = serde_json::from_slice(&line).unwrap();
+        assert_eq!(
+            value,
+            json!({"jsonrpc": "2.0", "id": 4, "error": {"code": -32000, "message": "no room",
+                   "data": {"code": "room_not_found", "todo": "list them"}}})
+        );
+        assert_eq!(
+            read_from_daemon(&line).unwrap(),
+            FromDaemon::Answer(Some(RequestId::Number(4)), Err(error))
+        );
+    }
+
+    #[test]
+    fn a_null_result_is_an_answer_and_nothing_is_not() {
+        assert_eq!(
+            read_from_daemon(br#"{"jsonrpc":"2.0","id":1,"result":null}"#).unwrap(),
+            FromDaemon::Answer(Some(RequestId::Number(1)), Ok(Value::Null))
+        );
+        assert!(read_from_daemon(br#"{"jsonrpc":"2.0","id":1}"#).is_err());
+        assert!(read_from_daemon(b"HTTP/1.1 400 Bad Request").is_err());
+    }
+
+    #[test]
+    fn what_does_not_fit_a_line_is_not_written() {
+        let big = Value::String("x".repeat(MAX_LINE_BYTES));
+        assert_eq!(
+            request_line(&RequestId::Number(1), "send", big.clone()).unwrap_err().code,
+            ApiError::LINE_TOO_LONG
+        );
+        assert_eq!(notification_line("event", big.clone()), None);
+        let line = answer_line(Some(&RequestId::Number(1)), Ok(big));
+        let FromDaemon::Answer(_, Err(error)) = read_from_daemon(&line).unwrap() else {
+            panic!("not an error");
+        };
+        assert_eq!(error.code, ApiError::RESULT_TOO_LARGE);
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_makes_the_reader_panic(line in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read_request(&line);
+            let _ = read_from_daemon(&line);
+        }
+
+        #[test]
+        fn the_longest_text_always_fits(text in "[\u{0}-\u{1f}\"\\\\\u{80}\u{10ffff}]{1,400}") {
+            // Worst case: every byte of a full-sized text escaped like the drawn ones.
+            let escaped = Value::String(text.clone()).to_string().len() - 2;
+            prop_assert!(escaped <= text.len() * 6);
+            prop_assert!(super::super::MAX_TEXT_BYTES * 6 < MAX_LINE_BYTES);
+        }
+
+        #[test]
+        fn lines_hold_no_line_feed(text in ".*\n.*") {
+            let line = notification_line("event", json!({"text": text})).unwrap();
+            prop_assert!(!line.contains(&b'\n'));
+            let back = read_from_daemon(&line).unwrap();
+            prop_assert_eq!(back, FromDaemon::Notification {
+                method: "event".into(), params: json!({"text": text}) });
+        }
+    }
+}

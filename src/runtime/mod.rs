@@ -1,0 +1,5 @@
+//! Where commsd meets the operating system: tokio tasks, sockets, timers, processes.
+//! It carries values in and out and knows no protocol.
+
+pub mod local_socket;
+pub mod sys;

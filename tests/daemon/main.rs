@@ -1,0 +1,6 @@
+//! The daemon seen from outside: its local socket, its commands, the files it comes with.
+
+// Clippy's leave for tests does not reach the helpers beside them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod local_socket;
