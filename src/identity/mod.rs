@@ -7,5 +7,6 @@ pub mod entropy;
 pub mod files;
 pub mod keyfile;
 pub mod lock;
+pub mod names;
 pub mod process;
 pub mod slot;

@@ -61,7 +61,8 @@ impl Checked {
                 entries.iter().filter_map(|entry| RevocationEntry::parse(entry).ok()).collect(),
             ),
             Frame::Coordinator { term, coordinator, .. } => {
-                Self::Claim(Claim { term, coordinator })
+                // The hint says nothing about who wins; without it equal claims compare equal.
+                Self::Claim(Claim { term, coordinator, capacity_hint: None })
             }
             Frame::ManageRequest(request) => Self::Request {
                 id: request.request_id,

@@ -434,7 +434,7 @@ mod tests {
         Queued {
             number,
             path: RoomPath::dm(id(1), id(2)).unwrap(),
-            params: Value::map::<&str, _>([]),
+            params: Value::Map(Vec::new()),
             message_id: None,
             queued_at: UnixMillis(at),
             reason: "timeout",

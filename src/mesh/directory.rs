@@ -173,7 +173,7 @@ impl Directory {
     /// Takes a verified advert heard over `via`.
     pub fn take(&mut self, advert: &PeerAdvert, via: SessionId, now: UnixMillis) -> Taken {
         let future = i64::try_from(now.plus(MAX_FUTURE_MS).seconds()).unwrap_or(i64::MAX);
-        if advert.snapshot_seconds > future || advert.encoded_len() > MAX_ADVERT_BYTES {
+        if advert.snapshot_seconds > future || advert.to_value().encode().len() > MAX_ADVERT_BYTES {
             return Taken::Refused;
         }
         let held = self.entries.get(&advert.device);
@@ -191,20 +191,20 @@ impl Directory {
         let mut entry = read(advert, via, self.counter);
         // The plain advert at the start of a session carries no extensions: it refreshes the
         // time but does not take back what the device said of itself.
-        if let Some(held) = self.entries.get(&advert.device) {
-            if advert.extension(key::PRESENCE).is_none() && advert.extension(key::VERSION).is_none()
-            {
-                let direct = std::mem::take(&mut entry.direct);
-                entry = Entry {
-                    seconds: entry.seconds,
-                    via,
-                    refreshed: self.counter,
-                    direct,
-                    ..held.clone()
-                };
-            }
+        let plain =
+            advert.extension(key::PRESENCE).is_none() && advert.extension(key::VERSION).is_none();
+        if let Some(held) = self.entries.get(&advert.device).filter(|_| plain) {
+            let direct = std::mem::take(&mut entry.direct);
+            entry = Entry {
+                seconds: entry.seconds,
+                via,
+                refreshed: self.counter,
+                direct,
+                ..held.clone()
+            };
         }
-        let changed = before.is_none_or(|before| before != entry.presence) && entry.presence.is_some();
+        let changed =
+            before.is_none_or(|before| before != entry.presence) && entry.presence.is_some();
         self.entries.insert(advert.device, entry);
         if changed { Taken::PresenceChanged } else { Taken::Fresh }
     }

@@ -1,7 +1,7 @@
 //! The coordinator role: term-based claims (`transport.md` 3.2, 3.3; decision 8).
 //! Decides what to accept and when to claim; sends nothing itself.
 
-use super::wire::claim::Claim;
+use super::wire::claim::{Claim, Evaluation};
 use crate::identity::device::DeviceId;
 
 /// How long a store waits to be told of a holder before it claims (the reference's ordinary
@@ -41,13 +41,11 @@ impl Election {
 
     /// A claim read from an enrolled session. `reachable`: its holder is ours or enrolled.
     pub fn incoming(&mut self, claim: Claim, reachable: bool, now: u64) -> Verdict {
-        if !claim.is_valid() {
-            return Verdict::Ignored;
-        }
-        match self.accepted {
-            Some(held) if held == claim => Verdict::Ignored,
-            Some(held) if !claim.supersedes(&held) => Verdict::AnswerHeld(held),
-            _ => {
+        match (claim.evaluate(self.accepted.as_ref()), self.accepted) {
+            (Evaluation::Rejected, _) => Verdict::Ignored,
+            (Evaluation::Retained, Some(held)) if held != claim => Verdict::AnswerHeld(held),
+            (Evaluation::Retained, _) => Verdict::Ignored,
+            (Evaluation::Accepted, _) => {
                 self.accepted = Some(claim);
                 self.claim_at = None;
                 if !reachable {
@@ -95,13 +93,11 @@ impl Election {
     /// Claims for `device` with a term above the accepted one. A term at the cap whose holder is
     /// gone is forgotten and counting starts again at 0, so it cannot pin the role for ever.
     pub fn claim(&mut self, device: DeviceId) -> Option<Claim> {
-        let claim = match self.accepted {
-            Some(held) => Claim::above(&held, device).unwrap_or(Claim::first(device)),
-            None => Claim::first(device),
-        };
-        self.accepted = Some(claim);
+        let claim = Claim::raised_by(device, self.accepted.as_ref())
+            .or_else(|| Claim::raised_by(device, None));
+        self.accepted = claim;
         self.claim_at = None;
-        Some(claim)
+        claim
     }
 }
 
@@ -115,7 +111,7 @@ mod tests {
     }
 
     fn claim(term: u64, n: u8) -> Claim {
-        Claim { term, coordinator: id(n) }
+        Claim { term, coordinator: id(n), capacity_hint: None }
     }
 
     #[test]

@@ -236,10 +236,7 @@ impl Formation {
     /// A dial has become a session.
     pub fn dialled(&mut self, local: &DeviceId, peer: &DeviceId) {
         if let Some(dial) = self.dial(local, peer) {
-            let was = std::mem::replace(
-                dial,
-                DialState { open: true, ..DialState::default() },
-            );
+            let was = std::mem::replace(dial, DialState { open: true, ..DialState::default() });
             self.in_flight -= usize::from(was.in_flight);
         }
     }
@@ -303,14 +300,15 @@ impl Formation {
     /// Whom to name as successor at the port: the peer first met, and the other peers
     /// (`transport.md` 3.4). Only peers on this machine can bind its port.
     #[must_use]
-    pub fn successor(&self, reachable: impl Fn(&DeviceId) -> bool) -> Option<(DeviceId, Vec<PeerInfo>)> {
+    pub fn successor(
+        &self,
+        reachable: impl Fn(&DeviceId) -> bool,
+    ) -> Option<(DeviceId, Vec<PeerInfo>)> {
         let first = self
             .peers
             .values()
             .filter(|peer| peer.network.is_none() && reachable(&peer.info.id))
-            .min_by(|a, b| {
-                (&a.info.started_at, a.info.id).cmp(&(&b.info.started_at, b.info.id))
-            })?
+            .min_by(|a, b| (&a.info.started_at, a.info.id).cmp(&(&b.info.started_at, b.info.id)))?
             .info
             .id;
         let others =
@@ -374,7 +372,8 @@ mod tests {
     #[test]
     fn dials_in_flight_are_bounded() {
         let mut f = Formation::default();
-        let locals: Vec<_> = (0..MAX_DIALS_IN_FLIGHT as u8 + 9).map(|n| DeviceId([n; 32])).collect();
+        let locals: Vec<_> =
+            (0..MAX_DIALS_IN_FLIGHT as u8 + 9).map(|n| DeviceId([n; 32])).collect();
         f.note(info(200, 1), None);
         assert_eq!(f.take_due_dials(&locals, 0).len(), MAX_DIALS_IN_FLIGHT);
         f.dialled(&locals[0], &id(200));
@@ -387,7 +386,8 @@ mod tests {
         for n in 0..MAX_PEERS {
             let mut bytes = [7; 32];
             bytes[..8].copy_from_slice(&(n as u64).to_be_bytes());
-            let peer = PeerInfo { id: DeviceId(bytes), port: 1, started_at: String::new(), host: None };
+            let peer =
+                PeerInfo { id: DeviceId(bytes), port: 1, started_at: String::new(), host: None };
             assert_eq!(f.note(peer, None), Noted::New);
         }
         assert_eq!(f.note(info(1, 1), None), Noted::Refused);

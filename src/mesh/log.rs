@@ -33,37 +33,122 @@ pub type Spec = (&'static str, Level, &'static [&'static str], &'static str);
 /// Every event the mesh emits.
 pub const CATALOGUE: &[Spec] = &[
     ("port_held", Level::Info, &[], "this daemon holds the well-known port"),
-    ("port_joined", Level::Info, &["holder"], "another peer holds the port and has been introduced to"),
-    ("port_unavailable", Level::Warn, &["retry_ms", "reason"], "the port can neither be bound nor joined; retried"),
+    (
+        "port_joined",
+        Level::Info,
+        &["holder"],
+        "another peer holds the port and has been introduced to",
+    ),
+    (
+        "port_unavailable",
+        Level::Warn,
+        &["retry_ms", "reason"],
+        "the port can neither be bound nor joined; retried",
+    ),
     ("port_released", Level::Info, &["successor"], "the port was handed over or given up"),
     ("peer_up", Level::Info, &["device", "kind", "origin"], "first session with a peer"),
     ("peer_down", Level::Info, &["device"], "last session with a peer ended"),
     ("peer_moved", Level::Info, &["device", "port"], "a peer came back on another port"),
-    ("session_opened", Level::Debug, &["session", "device", "local", "kind", "origin"], "a session was authenticated"),
-    ("session_closed", Level::Info, &["session", "device", "local", "kind", "reason"], "a session ended"),
+    (
+        "session_opened",
+        Level::Debug,
+        &["session", "device", "local", "kind", "origin"],
+        "a session was authenticated",
+    ),
+    (
+        "session_closed",
+        Level::Info,
+        &["session", "device", "local", "kind", "reason"],
+        "a session ended",
+    ),
     ("session_refused", Level::Warn, &["device", "reason"], "a session was not kept"),
     ("dial_failed", Level::Debug, &["device", "local", "reason"], "a peer could not be reached"),
-    ("connection_requested", Level::Info, &["device"], "a device from beyond the machine asks to be let in"),
-    ("role_gained", Level::Info, &["device", "term"], "a device of this daemon holds the coordinator role"),
+    (
+        "connection_requested",
+        Level::Info,
+        &["device"],
+        "a device from beyond the machine asks to be let in",
+    ),
+    (
+        "role_gained",
+        Level::Info,
+        &["device", "term"],
+        "a device of this daemon holds the coordinator role",
+    ),
     ("role_lost", Level::Info, &["device", "term"], "the coordinator role is elsewhere"),
     ("holder_changed", Level::Info, &["holder", "term"], "another holder was accepted"),
     ("agent_added", Level::Info, &["agent", "data_port"], "an agent came into service"),
     ("agent_removed", Level::Info, &["agent"], "an agent left service"),
     ("agent_offline", Level::Info, &["agent"], "the holder of the role announced a departure"),
-    ("message_accepted", Level::Debug, &["agent", "message", "recipients"], "a message was taken from an agent"),
-    ("message_delivered", Level::Debug, &["agent", "recipient", "message"], "a recipient's device accepted a message"),
-    ("message_queued", Level::Info, &["agent", "recipient", "message", "reason"], "a message waits for its recipient"),
-    ("message_refused", Level::Info, &["agent", "recipient", "message", "code"], "a recipient refused a message"),
-    ("message_dropped", Level::Warn, &["agent", "recipient", "message"], "a bound pushed a queued message out"),
-    ("message_expired", Level::Warn, &["agent", "recipient", "message"], "a queued message grew too old"),
-    ("message_received", Level::Debug, &["agent", "sender", "message"], "a message entered an agent's mailbox"),
-    ("copy_held", Level::Debug, &["recipient", "author", "message"], "a copy is held for an absent recipient"),
-    ("copy_handed_over", Level::Info, &["recipient", "author", "message"], "a held copy reached its recipient"),
+    (
+        "message_accepted",
+        Level::Debug,
+        &["agent", "message", "recipients"],
+        "a message was taken from an agent",
+    ),
+    (
+        "message_delivered",
+        Level::Debug,
+        &["agent", "recipient", "message"],
+        "a recipient's device accepted a message",
+    ),
+    (
+        "message_queued",
+        Level::Info,
+        &["agent", "recipient", "message", "reason"],
+        "a message waits for its recipient",
+    ),
+    (
+        "message_refused",
+        Level::Info,
+        &["agent", "recipient", "message", "code"],
+        "a recipient refused a message",
+    ),
+    (
+        "message_dropped",
+        Level::Warn,
+        &["agent", "recipient", "message"],
+        "a bound pushed a queued message out",
+    ),
+    (
+        "message_expired",
+        Level::Warn,
+        &["agent", "recipient", "message"],
+        "a queued message grew too old",
+    ),
+    (
+        "message_received",
+        Level::Debug,
+        &["agent", "sender", "message"],
+        "a message entered an agent's mailbox",
+    ),
+    (
+        "copy_held",
+        Level::Debug,
+        &["recipient", "author", "message"],
+        "a copy is held for an absent recipient",
+    ),
+    (
+        "copy_handed_over",
+        Level::Info,
+        &["recipient", "author", "message"],
+        "a held copy reached its recipient",
+    ),
     ("mailbox_full", Level::Warn, &["agent"], "an agent's mailbox took no more messages"),
     ("store_failed", Level::Error, &["agent"], "an event could not be stored; its sender keeps it"),
-    ("statement_refused", Level::Warn, &["device", "what", "reason"], "a peer said something that is not its to say, or over a bound"),
+    (
+        "statement_refused",
+        Level::Warn,
+        &["device", "what", "reason"],
+        "a peer said something that is not its to say, or over a bound",
+    ),
     ("claim_wait", Level::Debug, &["wait_ms"], "no holder is known; waiting before claiming"),
-    ("clock_jumped", Level::Warn, &["ms"], "the wall clock jumped; every session is asked for a sign of life"),
+    (
+        "clock_jumped",
+        Level::Warn,
+        &["ms"],
+        "the wall clock jumped; every session is asked for a sign of life",
+    ),
 ];
 
 impl LogEvent {
@@ -89,7 +174,8 @@ impl LogEvent {
     #[must_use]
     pub fn is_catalogued(&self) -> bool {
         CATALOGUE.iter().any(|(name, _, fields, _)| {
-            *name == self.name && self.fields.iter().map(|(field, _)| *field).eq(fields.iter().copied())
+            *name == self.name
+                && self.fields.iter().map(|(field, _)| *field).eq(fields.iter().copied())
         })
     }
 }

@@ -192,7 +192,6 @@ impl MeshMessage {
     /// The params map of a frame request carrying this message.
     #[must_use]
     pub fn to_params(&self) -> Value {
-
         let value = |v: Result<Value, cbor::ConvertError>| v.unwrap_or(Value::Null);
         let mut members = Vec::new();
         let mut put = |key: &str, v: Value| members.push((key.to_owned(), v));

@@ -121,7 +121,8 @@ impl<M: Message> History<M> {
     /// Returns the local sequence number when it is new.
     pub fn add(&mut self, mut message: M) -> Option<u64> {
         message.read_by().truncate(MAX_READ_BY);
-        if let Some((_, held)) = self.messages.iter_mut().rev().find(|(_, m)| m.id() == message.id())
+        if let Some((_, held)) =
+            self.messages.iter_mut().rev().find(|(_, m)| m.id() == message.id())
         {
             let readers = std::mem::take(message.read_by());
             for reader in readers {
@@ -243,14 +244,12 @@ impl Replica {
             if self.agents.len() >= MAX_AGENTS {
                 return Merge::Refused("too_many_agents");
             }
-            self.agents
-                .insert(incoming.id, HeldAgent { record: incoming, hearsay: !own_word });
+            self.agents.insert(incoming.id, HeldAgent { record: incoming, hearsay: !own_word });
             return Merge::Changed;
         };
         // The device's own word replaces hearsay, and a restarted device (another start time)
         // begins again at version 1: both whatever the versions say.
-        let replaces =
-            own_word && (held.hearsay || held.record.started_at != incoming.started_at);
+        let replaces = own_word && (held.hearsay || held.record.started_at != incoming.started_at);
         if !own_word && !held.hearsay && incoming.version <= held.record.version {
             return Merge::Unchanged;
         }
@@ -351,9 +350,11 @@ impl Replica {
             return (Merge::Refused("owner_not_in_path"), None);
         }
         let text = incoming.name.len() + incoming.description.len() + incoming.created_at.len();
-        let stamps = incoming.member_joins.len().max(incoming.member_leaves.len()).max(
-            incoming.invited_joins.len().max(incoming.invited_leaves.len()),
-        );
+        let stamps = incoming
+            .member_joins
+            .len()
+            .max(incoming.member_leaves.len())
+            .max(incoming.invited_joins.len().max(incoming.invited_leaves.len()));
         if text > MAX_ROOM_TEXT || stamps > MAX_ROOM_STAMPS {
             return (Merge::Refused("room_too_large"), None);
         }
@@ -375,11 +376,7 @@ impl Replica {
             incoming.recompute_views();
             self.rooms.insert(
                 path.clone(),
-                HeldRoom {
-                    record: incoming,
-                    hearsay: !own_word,
-                    owner_leaves: BTreeSet::new(),
-                },
+                HeldRoom { record: incoming, hearsay: !own_word, owner_leaves: BTreeSet::new() },
             );
             return (Merge::Changed, Some(path));
         };

@@ -241,8 +241,8 @@ impl<P> Session<P> {
     pub fn next_deadline(&self) -> u64 {
         let request = self.pending.values().filter_map(|pending| pending.deadline).min();
         let liveness = self.probe_deadline.unwrap_or(self.last_heard + SILENCE_BEFORE_PROBE_MS);
-        let quarantine = (self.admission == Admission::Quarantined)
-            .then_some(self.opened_at + QUARANTINE_MS);
+        let quarantine =
+            (self.admission == Admission::Quarantined).then_some(self.opened_at + QUARANTINE_MS);
         let liveness = if self.is_admitted() { Some(liveness) } else { None };
         request.into_iter().chain(liveness).chain(quarantine).min().unwrap_or(u64::MAX)
     }

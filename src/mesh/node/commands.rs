@@ -186,7 +186,9 @@ impl Node {
                 return self.invite(agent, room, invitee, op, now);
             }
             Command::Kick { room, agent: member } => self.kick(agent, &room, member, now),
-            Command::Send { text, .. } | Command::Dm { text, .. } if text.len() > MAX_TEXT_BYTES => {
+            Command::Send { text, .. } | Command::Dm { text, .. }
+                if text.len() > MAX_TEXT_BYTES =>
+            {
                 Err(CommandError::new(
                     "too_large",
                     format!(
@@ -224,7 +226,7 @@ impl Node {
         now: Now,
     ) -> Result<CommandResult, CommandError> {
         let name = match name {
-            Some(name) => Some(names::clean(&name).ok_or_else(|| {
+            Some(name) => Some(names::usable(&name).map(str::to_owned).ok_or_else(|| {
                 CommandError::new(
                     "invalid_name",
                     "an agent name has 1 to 64 characters and no control characters",
@@ -236,7 +238,7 @@ impl Node {
             return Err(CommandError::new("invalid_status", "an agent goes offline by detaching"));
         }
         if let Some(tags) = &tags
-            && (tags.len() > MAX_TAGS || tags.iter().any(|tag| names::clean(tag).is_none()))
+            && (tags.len() > MAX_TAGS || tags.iter().any(|tag| !names::is_clean(tag)))
         {
             return Err(CommandError::new(
                 "invalid_tags",

@@ -11,8 +11,8 @@ use super::super::session::{
 use super::super::wire::room_path::RoomPath;
 use super::requests::{error, ok};
 use super::{
-    AddDevice, Agent, Answer, AnswerTo, CommandError, CommandResult, Decision, Device,
-    MAX_PARKED, MAX_PENDING_DECISIONS, Node, Op, OpId, Outcome, Output, Purpose,
+    AddDevice, Agent, Answer, AnswerTo, CommandError, CommandResult, Decision, Device, MAX_PARKED,
+    MAX_PENDING_DECISIONS, Node, Op, OpId, Outcome, Output, Purpose,
 };
 use crate::codec::text::truncate_chars;
 use crate::identity::device::DeviceId;
@@ -385,7 +385,11 @@ impl Node {
         let Some(session) = session else { return };
         match outcome {
             Outcome::Ok(_) => {
-                if self.sessions.get(&session).is_some_and(|s| s.kind == SessionKind::NetworkDialled) {
+                if self
+                    .sessions
+                    .get(&session)
+                    .is_some_and(|s| s.kind == SessionKind::NetworkDialled)
+                {
                     self.admitted(session, now);
                 }
             }
@@ -424,8 +428,10 @@ impl Node {
                     });
                 }
                 Some(Op::Join { path, .. }) => {
-                    self.outputs
-                        .push_back(Output::Reply { op, result: Ok(CommandResult::JoinPending(path)) });
+                    self.outputs.push_back(Output::Reply {
+                        op,
+                        result: Ok(CommandResult::JoinPending(path)),
+                    });
                 }
                 Some(Op::Plain { .. }) => self.outputs.push_back(Output::Reply {
                     op,

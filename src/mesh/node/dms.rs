@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use super::super::delivery::{MAX_QUEUED, MAX_QUEUED_MS, Queued};
 use super::super::events::DeliveryState;
 use super::super::records::{Now, StreamingBehavior, Visibility};
 use super::super::session::{APPROVAL_GRACE_MS, APPROVAL_WINDOW_MS, SessionId};
-use super::super::delivery::{MAX_QUEUED, MAX_QUEUED_MS, Queued};
 use super::super::wire::capability;
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::room_path::RoomPath;
@@ -14,9 +14,7 @@ use super::super::wire::scope::Scope;
 use super::super::wire::token::{self, ParsedToken, VerifyContext};
 use super::requests::error;
 use super::rooms::{message_event, refusal};
-use super::{
-    Answer, AnswerTo, CommandError, Node, Op, OpId, OutRequest, Outcome, Purpose,
-};
+use super::{Answer, AnswerTo, CommandError, Node, Op, OpId, OutRequest, Outcome, Purpose};
 use crate::codec::cbor::Value;
 use crate::identity::device::DeviceId;
 
@@ -44,11 +42,8 @@ impl Node {
             return Answer::Now(error("denied"));
         }
         if let Some(token) = token {
-            let context = VerifyContext {
-                now: now.unix,
-                bearer: Some(from),
-                revocations: &self.revocations,
-            };
+            let context =
+                VerifyContext { now: now.unix, bearer: Some(from), revocations: &self.revocations };
             let principal = self.config.user.as_ref().map(|user| user.id());
             let granted = principal.is_some_and(|principal| {
                 token::verify_dm_send(&token, &context, &principal).is_ok()
@@ -196,9 +191,9 @@ impl Node {
             return;
         }
         let token = match &outcome {
-            Outcome::Ok(answer) => {
-                answer.get("granted-token").and_then(|token| CoseSign1::from_value(token.clone()).ok())
-            }
+            Outcome::Ok(answer) => answer
+                .get("granted-token")
+                .and_then(|token| CoseSign1::from_value(token.clone()).ok()),
             _ => None,
         };
         let token = token.filter(|token| {
@@ -229,10 +224,8 @@ impl Node {
         };
         // Away, or gone while deciding: asked again when it is back (field reports: a queued
         // message says so, and why).
-        if matches!(
-            outcome,
-            Outcome::NotConnected | Outcome::ConnectionLost
-        ) || code == "no_route"
+        if matches!(outcome, Outcome::NotConnected | Outcome::ConnectionLost)
+            || code == "no_route"
             || code == "not_connected"
         {
             if let Some(consent) =

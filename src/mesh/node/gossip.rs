@@ -8,10 +8,10 @@ use super::super::log::LogEvent;
 use super::super::records::{AgentStatus, Now, RoomType, Visibility};
 use super::super::session::{Session, SessionId};
 use super::super::wire::advert::PeerAdvert;
-use super::super::wire::frame::Frame;
-use super::super::wire::name_claim;
-use super::super::wire::room_path::RoomPath;
 use super::super::wire::capability::GROUP_MEMBER;
+use super::super::wire::frame::Frame;
+use super::super::wire::name_claim::NameClaim;
+use super::super::wire::room_path::RoomPath;
 use super::super::wire::scope::{KIND_GROUP, Scope};
 use super::super::wire::token::{self, MintRequest};
 use super::{Node, Output, OwnAdvert};
@@ -179,6 +179,7 @@ impl Node {
             return;
         }
         let expires = now.unix.plus(PROOF_LIFE_MS);
+        let (user, machine) = (self.config.user.clone(), self.config.machine.clone());
         let mut mint = |issuer: Option<DeviceKey>| {
             let issuer = issuer?;
             let scope = Scope::new(KIND_GROUP, issuer.id().hex());
@@ -186,11 +187,11 @@ impl Node {
             let request = MintRequest::new(id, local, GROUP_MEMBER, scope, expires).delegations(0);
             token::mint(&issuer, now.unix, request).ok().map(|token| token.to_text())
         };
-        let membership = mint(self.config.user.clone());
-        let machine = mint(self.config.machine.clone());
+        let membership = mint(user);
+        let machine = mint(machine);
         let machine_name = self.config.machine.as_ref().and_then(|key| {
             let name = self.config.machine_name.as_deref()?;
-            Some(name_claim::mint(key, name, expires))
+            NameClaim::sign(key, name, expires)
         });
         if let Some(device) = self.devices.get_mut(&local) {
             device.adverts.membership = membership;
@@ -223,7 +224,10 @@ impl Node {
 
     fn send_advert(&mut self, session: SessionId, local: DeviceId, detail: Detail, now: Now) {
         if let Some(advert) = self.advert_for(local, detail, now) {
-            self.outputs.push_back(Output::Send { session, frame: Frame::Gossip { peers: vec![(*advert).clone()] } });
+            self.outputs.push_back(Output::Send {
+                session,
+                frame: Frame::Gossip { peers: vec![(*advert).clone()] },
+            });
         }
     }
 

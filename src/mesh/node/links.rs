@@ -34,11 +34,8 @@ impl Node {
         origin: Origin,
         now: Now,
     ) {
-        let pair = self
-            .sessions
-            .values()
-            .filter(|s| s.local == local && s.remote == remote)
-            .count();
+        let pair =
+            self.sessions.values().filter(|s| s.local == local && s.remote == remote).count();
         let refused = if !self.is_hosted(&local) || self.shutting_down.is_some() {
             Some("not_in_service")
         } else if self.is_hosted(&remote) {
@@ -52,7 +49,9 @@ impl Node {
             None
         };
         if let Some(reason) = refused {
-            self.log(LogEvent::new("session_refused").with("device", remote).with("reason", reason));
+            self.log(
+                LogEvent::new("session_refused").with("device", remote).with("reason", reason),
+            );
             self.outputs.push_back(Output::Close { session: id, reason });
             return;
         }
@@ -150,7 +149,12 @@ impl Node {
                 };
                 self.session_opened(session, plan.local, remote, kind, origin, now);
                 if !self.sessions.contains_key(&session) {
-                    self.formation.dial_ended(&plan.local, &plan.peer, now.mono, MISBEHAVED_PAUSE_MS);
+                    self.formation.dial_ended(
+                        &plan.local,
+                        &plan.peer,
+                        now.mono,
+                        MISBEHAVED_PAUSE_MS,
+                    );
                 }
             }
             Some(DialFor::Port(local)) => {
@@ -172,7 +176,13 @@ impl Node {
         self.pump_dials(now);
     }
 
-    fn peer_dial_failed(&mut self, local: DeviceId, peer: DeviceId, reason: &'static str, now: Now) {
+    fn peer_dial_failed(
+        &mut self,
+        local: DeviceId,
+        peer: DeviceId,
+        reason: &'static str,
+        now: Now,
+    ) {
         self.log(
             LogEvent::new("dial_failed")
                 .with("device", peer)
@@ -235,8 +245,7 @@ impl Node {
         ids.iter()
             .filter_map(|id| self.sessions.get(id))
             .min_by_key(|s| {
-                let port =
-                    matches!(s.kind, SessionKind::PortAccepted | SessionKind::PortDialled);
+                let port = matches!(s.kind, SessionKind::PortAccepted | SessionKind::PortDialled);
                 (port, s.id)
             })
             .map(|s| s.id)

@@ -13,7 +13,9 @@ use super::super::session::{REQUEST_TIMEOUT_MS, Session, SessionId};
 use super::super::wire::room_path::RoomPath;
 use super::super::wire::scope::Scope;
 use super::requests::{error, ok};
-use super::{AnswerTo, MessageRequest, Node, Op, OpId, OutRequest, Outcome, Output, Purpose, Stored};
+use super::{
+    AnswerTo, MessageRequest, Node, Op, OpId, OutRequest, Outcome, Output, Purpose, Stored,
+};
 use crate::codec::cbor::Value;
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
@@ -81,7 +83,8 @@ impl Node {
             return;
         }
         self.log(LogEvent::new("store_failed").with("agent", agent));
-        let acknowledged = self.agent(&agent).is_some_and(|held| seq <= held.mailbox.acknowledged());
+        let acknowledged =
+            self.agent(&agent).is_some_and(|held| seq <= held.mailbox.acknowledged());
         if acknowledged {
             if let Some(to) = answer {
                 self.answer(to, ok(), now);
@@ -185,8 +188,10 @@ impl Node {
     }
 
     fn issue(&mut self, message: MessageRequest, now: Now) {
-        let token =
-            self.agent(&message.agent).and_then(|held| held.tokens.get(&message.entry.path)).cloned();
+        let token = self
+            .agent(&message.agent)
+            .and_then(|held| held.tokens.get(&message.entry.path))
+            .cloned();
         let Some(token) = token else {
             self.message_dropped(message, now);
             return;
@@ -279,7 +284,7 @@ impl Node {
     }
 
     /// Tells whoever wants to know: the open command, else (for what comes later) the agent.
-    fn report(
+    pub(super) fn report(
         &mut self,
         agent: DeviceId,
         recipient: DeviceId,
@@ -310,18 +315,29 @@ impl Node {
         };
         self.log(line);
         let told = op.is_some_and(|op| self.op_delivery(op, recipient, &state));
-        if !told && !(matches!(state, DeliveryState::Queued { .. }) && retry) {
+        let queued_again = retry && matches!(state, DeliveryState::Queued { .. });
+        if !told && !queued_again {
             let room = entry.path.owner().map(|_| entry.path.to_string());
             self.show(
                 agent,
-                DeliveryEvent::DeliveryStatus { message_id, agent: recipient, delivery: state, room },
+                DeliveryEvent::DeliveryStatus {
+                    message_id,
+                    agent: recipient,
+                    delivery: state,
+                    room,
+                },
                 now,
             );
         }
     }
 
     /// Fills in one recipient's outcome of an open send. False when nobody waits for it any more.
-    pub(super) fn op_delivery(&mut self, op: OpId, recipient: DeviceId, state: &DeliveryState) -> bool {
+    pub(super) fn op_delivery(
+        &mut self,
+        op: OpId,
+        recipient: DeviceId,
+        state: &DeliveryState,
+    ) -> bool {
         let Some(Op::Send { deliveries, .. }) = self.ops.get_mut(&op) else { return false };
         for delivery in deliveries.iter_mut().filter(|d| d.agent == recipient) {
             delivery.state = Some(state.clone());
@@ -387,8 +403,10 @@ impl Node {
 
     pub(super) fn delivery_upkeep(&mut self, now: Now) {
         for agent in self.agent_ids() {
-            let expired =
-                self.agent_mut(&agent).map(|held| held.outgoing.expire(now.unix)).unwrap_or_default();
+            let expired = self
+                .agent_mut(&agent)
+                .map(|held| held.outgoing.expire(now.unix))
+                .unwrap_or_default();
             for (recipient, entry) in expired {
                 self.report(agent, recipient, &entry, DeliveryState::Expired, None, true, now);
             }
@@ -424,9 +442,11 @@ impl Node {
 
     /// Whether anything waits for this device.
     pub(super) fn is_awaited(&self, device: &DeviceId) -> bool {
-        self.devices.values().filter_map(|d| d.agent.as_ref()).any(|agent| {
-            agent.outgoing.is_waiting(device) || agent.consents.contains_key(device)
-        }) || self.copies.recipients().any(|recipient| recipient == device)
+        self.devices
+            .values()
+            .filter_map(|d| d.agent.as_ref())
+            .any(|agent| agent.outgoing.is_waiting(device) || agent.consents.contains_key(device))
+            || self.copies.recipients().any(|recipient| recipient == device)
     }
 
     // --- copies for the absent (decision 2) -----------------------------------------------------------
@@ -438,7 +458,8 @@ impl Node {
             .values()
             .filter(|s| {
                 s.may_hold_copies()
-                    && self.directory.get(&s.remote).and_then(|entry| entry.daemon) == Some(s.remote)
+                    && self.directory.get(&s.remote).and_then(|entry| entry.daemon)
+                        == Some(s.remote)
             })
             .map(|s| s.remote)
             .collect();
@@ -517,7 +538,7 @@ impl Node {
                 continue;
             }
             if self.agent(&recipient).is_some() {
-                if self.may_receive_from_copy_of(recipient, &copy.event) {
+                if self.may_receive_from_copy(recipient, &copy.event) {
                     self.take_copy(recipient, copy.event, key.0, now);
                 }
                 self.copy_handed_over(recipient, &key, now);
@@ -606,7 +627,12 @@ impl Node {
 
     /// Messages that one of our agents leaves unsent when it goes out of service become copies
     /// here, so that their recipients get them all the same.
-    pub(super) fn leave_copies(&mut self, agent: DeviceId, queued: Vec<(DeviceId, Queued)>, now: UnixMillis) {
+    pub(super) fn leave_copies(
+        &mut self,
+        agent: DeviceId,
+        queued: Vec<(DeviceId, Queued)>,
+        now: UnixMillis,
+    ) {
         for (recipient, entry) in queued {
             if let Some(event) = Self::event_of(agent, recipient, &entry) {
                 self.copies.hold(recipient, event, now);

@@ -15,8 +15,8 @@ mod mailboxes;
 mod port;
 mod queries;
 mod requests;
-mod rooms;
 mod roles;
+mod rooms;
 mod sync;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -387,7 +387,7 @@ pub(super) enum Answer {
 }
 
 /// A decision somebody waits for.
-pub(super) struct Decision {
+struct Decision {
     pub id: String,
     pub path: Option<RoomPath>,
     pub requester: DeviceId,
@@ -399,13 +399,13 @@ pub(super) struct Decision {
 
 /// A conversation that waits for the other side's consent.
 #[derive(Default)]
-pub(super) struct Consent {
+struct Consent {
     pub asking: bool,
     pub held: Vec<(Queued, Option<OpId>)>,
 }
 
 /// The agent behind a hosted device.
-pub(super) struct Agent {
+struct Agent {
     pub mailbox: Mailbox,
     pub outgoing: Outgoing,
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
@@ -417,7 +417,7 @@ pub(super) struct Agent {
 }
 
 /// A device of ours in service.
-pub(super) struct Device {
+struct Device {
     pub key: DeviceKey,
     pub data_port: u16,
     pub started_at: UnixMillis,

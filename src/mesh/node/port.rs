@@ -139,7 +139,8 @@ impl Node {
 
     /// While somebody else holds the port, each device of ours is introduced to them.
     pub(super) fn port_sessions_upkeep(&mut self) {
-        if !matches!(self.formation.port(), PortState::Joined { .. }) || self.shutting_down.is_some()
+        if !matches!(self.formation.port(), PortState::Joined { .. })
+            || self.shutting_down.is_some()
         {
             return;
         }
@@ -183,8 +184,7 @@ impl Node {
             return;
         };
         if let Some(port) = data_port {
-            let info =
-                PeerInfo { id: remote, port, started_at: now.unix.iso(), host: None };
+            let info = PeerInfo { id: remote, port, started_at: now.unix.iso(), host: None };
             self.note_peer(info, None, now);
         }
         self.admitted(session, now);

@@ -116,8 +116,7 @@ impl Node {
             .agents()
             .filter(|record| {
                 Some(&record.id) == viewer
-                    || (record.visibility == Visibility::Visible
-                        && names::is_clean(&record.name))
+                    || (record.visibility == Visibility::Visible && names::is_clean(&record.name))
             })
             .map(|record| self.agent_view(record.clone(), now))
             .collect();
@@ -129,7 +128,9 @@ impl Node {
                 views.push(self.agent_view(record, now));
             }
         }
-        views.sort_by(|a, b| (!a.local, &a.record.name, a.record.id).cmp(&(!b.local, &b.record.name, b.record.id)));
+        views.sort_by(|a, b| {
+            (!a.local, &a.record.name, a.record.id).cmp(&(!b.local, &b.record.name, b.record.id))
+        });
         views
     }
 
@@ -160,8 +161,7 @@ impl Node {
             .replica
             .rooms()
             .filter(|(_, room)| {
-                room.kind != RoomType::Secret
-                    || viewer.is_some_and(|viewer| room.is_member(viewer))
+                room.kind != RoomType::Secret || viewer.is_some_and(|viewer| room.is_member(viewer))
             })
             .map(|(_, room)| RoomView {
                 record: room.clone(),

@@ -158,7 +158,9 @@ impl Node {
         }
         match inner {
             "room.send" => self.message_arrived(local, from, to, path, &request.params, now),
-            "room.read" => Answer::Now(self.receipt_arrived(local, from, &path, &request.params, now)),
+            "room.read" => {
+                Answer::Now(self.receipt_arrived(local, from, &path, &request.params, now))
+            }
             "room.members" => Answer::Now(self.members_asked(local, from, &path)),
             "room.leave" => Answer::Now(self.leave_heard(local, from, &path, &request.params, now)),
             _ => Answer::Now(self.notice_arrived(local, from, &path, &request.params, now)),

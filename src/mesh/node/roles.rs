@@ -25,7 +25,14 @@ impl Node {
     }
 
     fn send_claim(&mut self, session: SessionId, claim: Claim) {
-        self.outputs.push_back(Output::Send { session, frame: Frame::Coordinator { term: claim.term, coordinator: claim.coordinator, capacity_hint: None } });
+        self.outputs.push_back(Output::Send {
+            session,
+            frame: Frame::Coordinator {
+                term: claim.term,
+                coordinator: claim.coordinator,
+                capacity_hint: None,
+            },
+        });
     }
 
     fn send_claim_to_all(&mut self, claim: Claim) {
@@ -41,8 +48,7 @@ impl Node {
     }
 
     fn is_enrolled(&self, device: &DeviceId) -> bool {
-        self.is_hosted(device)
-            || self.sessions.values().any(|s| s.enrolled && s.remote == *device)
+        self.is_hosted(device) || self.sessions.values().any(|s| s.enrolled && s.remote == *device)
     }
 
     pub(super) fn claim_heard(&mut self, session: SessionId, claim: Claim, now: Now) {
@@ -167,8 +173,7 @@ impl Node {
         }
         self.log(LogEvent::new("agent_offline").with("agent", agent));
         let from = self.role.map_or(self.daemon, |claim| claim.coordinator);
-        let message =
-            MeshMessage::StateUpdate(Box::new(Patch::AgentOffline { agent_id: agent }));
+        let message = MeshMessage::StateUpdate(Box::new(Patch::AgentOffline { agent_id: agent }));
         self.broadcast(from, &message, false, now);
         self.show_status(agent, AgentStatus::Offline, now);
     }

@@ -9,9 +9,7 @@ use super::super::message::{MeshMessage, Patch};
 use super::super::records::{
     AgentStatus, DmMessage, Now, RoomMessage, RoomRecord, RoomType, StreamingBehavior, Visibility,
 };
-use super::super::session::{
-    APPROVAL_GRACE_MS, APPROVAL_WINDOW_MS, REQUEST_TIMEOUT_MS, SessionId,
-};
+use super::super::session::{APPROVAL_GRACE_MS, APPROVAL_WINDOW_MS, REQUEST_TIMEOUT_MS, SessionId};
 use super::super::wire::capability;
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::frame::Frame;
@@ -52,11 +50,8 @@ impl Node {
         now: Now,
     ) -> bool {
         let Some(token) = token else { return false };
-        let context = VerifyContext {
-            now: now.unix,
-            bearer: Some(from),
-            revocations: &self.revocations,
-        };
+        let context =
+            VerifyContext { now: now.unix, bearer: Some(from), revocations: &self.revocations };
         token::verify_room_token(token, &context, path, &local, token::DmRule::Verifier).is_ok()
     }
 
@@ -72,9 +67,8 @@ impl Node {
         let device = self.devices.get_mut(&local)?;
         let expires = now.unix.plus(ROOM_TOKEN_LIFE_MS);
         let scope = Scope::room(path);
-        let request =
-            MintRequest::new(token_id, bearer, capability::ROOM_MEMBER, scope, expires)
-                .delegations(0);
+        let request = MintRequest::new(token_id, bearer, capability::ROOM_MEMBER, scope, expires)
+            .delegations(0);
         let token = token::mint(&device.key, now.unix, request).ok()?;
         let token_id = token_id.to_vec();
         if bearer != local {
@@ -113,7 +107,10 @@ impl Node {
             .collect();
         for remote in remotes {
             if let Some(session) = self.route(&local, &remote) {
-                self.outputs.push_back(Output::Send { session, frame: Frame::RevocationAnnounce { entries: vec![entry.clone()] } });
+                self.outputs.push_back(Output::Send {
+                    session,
+                    frame: Frame::RevocationAnnounce { entries: vec![entry.clone()] },
+                });
             }
         }
         if let Ok(entry) = RevocationEntry::parse(&entry) {
@@ -147,11 +144,8 @@ impl Node {
             return false;
         };
         let parsed = self.tokens.get_or_parse(&token);
-        let context = VerifyContext {
-            now: now.unix,
-            bearer: Some(agent),
-            revocations: &self.revocations,
-        };
+        let context =
+            VerifyContext { now: now.unix, bearer: Some(agent), revocations: &self.revocations };
         token::verify(&parsed, &context).is_ok()
     }
 
@@ -214,14 +208,15 @@ impl Node {
         let joined = DeliveryEvent::MemberJoined { room: path.to_string(), agent: member };
         self.notify(local, path, joined, |remote| *remote != member, now);
         self.advert_changed(&local, now);
-        ok_with([
-            ("granted-token", token.to_value()),
-            ("members", members),
-            ("room-state", state),
-        ])
+        ok_with([("granted-token", token.to_value()), ("members", members), ("room-state", state)])
     }
 
-    pub(super) fn members_asked(&self, _local: DeviceId, _from: DeviceId, path: &RoomPath) -> Outcome {
+    pub(super) fn members_asked(
+        &self,
+        _local: DeviceId,
+        _from: DeviceId,
+        path: &RoomPath,
+    ) -> Outcome {
         match path.participants() {
             Some((low, high)) => ok_with([("members", members_value(&[low, high]))]),
             None => match self.replica.room(path) {
@@ -256,7 +251,12 @@ impl Node {
             let reason = crate::codec::text::truncate_chars(reason, MAX_REASON_CHARS).to_owned();
             self.show(
                 local,
-                DeliveryEvent::InviteDeclined { room: path.to_string(), agent: from, agent_name, reason },
+                DeliveryEvent::InviteDeclined {
+                    room: path.to_string(),
+                    agent: from,
+                    agent_name,
+                    reason,
+                },
                 now,
             );
         }
@@ -356,7 +356,8 @@ impl Node {
             for agent in members.iter().filter(|member| **member != device) {
                 self.show_member_status(*agent, &path, device, status, now);
             }
-            let event = DeliveryEvent::MemberStatus { room: path.to_string(), agent: device, status };
+            let event =
+                DeliveryEvent::MemberStatus { room: path.to_string(), agent: device, status };
             if self.is_hosted(&device) {
                 self.notify(device, &path, event, |_| true, now);
             }
@@ -375,12 +376,19 @@ impl Node {
         let shown = held.shown.entry(path.clone()).or_default();
         let before = shown.insert(member, status).unwrap_or(AgentStatus::Active);
         if before != status {
-            let event = DeliveryEvent::MemberStatus { room: path.to_string(), agent: member, status };
+            let event =
+                DeliveryEvent::MemberStatus { room: path.to_string(), agent: member, status };
             self.show(agent, event, now);
         }
     }
 
-    pub(super) fn show_name(&mut self, device: DeviceId, old_name: String, new_name: String, now: Now) {
+    pub(super) fn show_name(
+        &mut self,
+        device: DeviceId,
+        old_name: String,
+        new_name: String,
+        now: Now,
+    ) {
         let mut told: Vec<DeviceId> = Vec::new();
         for (_, room) in self.replica.rooms() {
             if room.is_member(&device) {
@@ -389,7 +397,9 @@ impl Node {
         }
         told.sort_unstable();
         told.dedup();
-        for agent in told.into_iter().filter(|agent| self.agent(agent).is_some()).collect::<Vec<_>>() {
+        for agent in
+            told.into_iter().filter(|agent| self.agent(agent).is_some()).collect::<Vec<_>>()
+        {
             let event = DeliveryEvent::NameChanged {
                 agent: device,
                 old_name: old_name.clone(),
@@ -431,8 +441,7 @@ impl Node {
             return;
         }
         let Ok(event) = cbor::to_value(&event) else { return };
-        let params =
-            Value::map([("verb", Value::Text("room.notify".into())), ("event", event)]);
+        let params = Value::map([("verb", Value::Text("room.notify".into())), ("event", event)]);
         for remote in remotes {
             let entry = self.entry(local, path.clone(), params.clone(), None, now);
             self.send_entry(local, remote, entry, None, now);
@@ -446,9 +455,7 @@ impl Node {
             .map(|room| {
                 room.members
                     .iter()
-                    .filter(|id| {
-                        self.record(id).is_none_or(|r| r.visibility != Visibility::Ghost)
-                    })
+                    .filter(|id| self.record(id).is_none_or(|r| r.visibility != Visibility::Ghost))
                     .map(|id| MemberInfo {
                         id: *id,
                         name: self.name_of(id),
@@ -609,7 +616,8 @@ impl Node {
         now: Now,
     ) -> Outcome {
         let Some(owner) = path.owner() else { return error("malformed_params") };
-        let Some(token) = params.get("token").and_then(|token| CoseSign1::from_value(token.clone()).ok())
+        let Some(token) =
+            params.get("token").and_then(|token| CoseSign1::from_value(token.clone()).ok())
         else {
             return error("malformed_params");
         };
@@ -621,7 +629,8 @@ impl Node {
             return error("unauthorized");
         }
         let text = |map: Option<&Value>, key: &str| {
-            let text = map.and_then(|map| map.get(key)).and_then(Value::as_text).unwrap_or_default();
+            let text =
+                map.and_then(|map| map.get(key)).and_then(Value::as_text).unwrap_or_default();
             crate::codec::text::truncate_chars(text, MAX_REASON_CHARS).to_owned()
         };
         let state = params.get("room-state");
@@ -650,8 +659,9 @@ impl Node {
         description: String,
         now: Now,
     ) -> Result<CommandResult, CommandError> {
-        let slug = room_path::slug(name)
-            .ok_or_else(|| CommandError::new("invalid_name", "a room name needs a letter or digit"))?;
+        let slug = room_path::slug(name).ok_or_else(|| {
+            CommandError::new("invalid_name", "a room name needs a letter or digit")
+        })?;
         if slug.len() > MAX_NAME_BYTES || description.len() > MAX_DESCRIPTION_BYTES {
             return Err(CommandError::new(
                 "too_large",
@@ -666,9 +676,9 @@ impl Node {
         if self.replica.room(&path).is_some() {
             return Err(CommandError::new("room_exists", format!("room {path} exists already")));
         }
-        let token = self
-            .issue_room_token(agent, agent, &path, now)
-            .ok_or_else(|| CommandError::new("mint_failed", "the room's token could not be made"))?;
+        let token = self.issue_room_token(agent, agent, &path, now).ok_or_else(|| {
+            CommandError::new("mint_failed", "the room's token could not be made")
+        })?;
         let mut room = RoomRecord {
             id: path.to_string(),
             version: 1,
@@ -750,10 +760,7 @@ impl Node {
             self.outputs.push_back(Output::Reply { op, result: Ok(CommandResult::Room(path)) });
             return;
         }
-        self.ops.insert(
-            op,
-            Op::Join { path: path.clone(), reply_by: now.mono + JOIN_PATIENCE_MS },
-        );
+        self.ops.insert(op, Op::Join { path: path.clone(), reply_by: now.mono + JOIN_PATIENCE_MS });
         let scope = Scope { kind: "room".into(), path: Some(path.to_string()) };
         // Invited by a reference owner: its join would ask a human who has already decided. Its
         // token is enough to learn the members and to say that we are in (decision 7).
@@ -798,7 +805,13 @@ impl Node {
                 if let Some(message) = message {
                     text = format!("{text}: {}", crate::codec::text::escape_untrusted(&message));
                 }
-                self.join_failed(agent, &path, op, CommandError::new(code_of_join(&code), text), now);
+                self.join_failed(
+                    agent,
+                    &path,
+                    op,
+                    CommandError::new(code_of_join(&code), text),
+                    now,
+                );
                 return;
             }
         };
@@ -810,7 +823,8 @@ impl Node {
                 self.is_authorised(agent, agent, &path, Some(&parsed), now)
             });
         let Some(token) = token else {
-            let what = CommandError::new("malformed_response", "the owner's answer holds no good token");
+            let what =
+                CommandError::new("malformed_response", "the owner's answer holds no good token");
             self.join_failed(agent, &path, op, what, now);
             return;
         };
@@ -860,7 +874,13 @@ impl Node {
                     self.give_up_token(agent, &path);
                 }
                 let text = format!("the owner did not tell the members ({code})");
-                self.join_failed(agent, &path, op, CommandError::new(code_of_join(&code), text), now);
+                self.join_failed(
+                    agent,
+                    &path,
+                    op,
+                    CommandError::new(code_of_join(&code), text),
+                    now,
+                );
             }
         }
     }
@@ -975,7 +995,8 @@ impl Node {
             self.outputs.push_back(Output::Reply { op, result: Ok(CommandResult::Done) });
             return;
         }
-        let Some(token) = self.agent(&agent).and_then(|held| held.tokens.get(&path)).cloned() else {
+        let Some(token) = self.agent(&agent).and_then(|held| held.tokens.get(&path)).cloned()
+        else {
             self.fail(op, CommandError::new("not_member", format!("you are not in room {path}")));
             return;
         };
@@ -1003,11 +1024,10 @@ impl Node {
             Outcome::Ok(_) => {
                 self.give_up_token(agent, path);
                 self.unsubscribe(agent, path, now);
-                let others =
-                    self.replica.room(path).is_some_and(|room| {
-                        room.members.iter().any(|m| *m != agent && self.is_hosted(m))
-                            || room.owner == agent
-                    }) || path.owner().is_some_and(|owner| self.is_hosted(&owner));
+                let others = self.replica.room(path).is_some_and(|room| {
+                    room.members.iter().any(|m| *m != agent && self.is_hosted(m))
+                        || room.owner == agent
+                }) || path.owner().is_some_and(|owner| self.is_hosted(&owner));
                 if !others {
                     self.replica.remove_room_history(path);
                     if self.replica.room(path).is_some_and(|room| room.kind != RoomType::Public) {
@@ -1136,8 +1156,7 @@ impl Node {
         let message =
             MeshMessage::StateUpdate(Box::new(Patch::RoomDelete { room_id: path.to_string() }));
         let public = room.kind == RoomType::Public;
-        let told: Vec<DeviceId> =
-            room.members.iter().chain(&room.invited).copied().collect();
+        let told: Vec<DeviceId> = room.members.iter().chain(&room.invited).copied().collect();
         self.broadcast_to(agent, &message, now, |_, remote| public || told.contains(remote));
         self.replica.remove_room(path);
         self.room_gone(path, now);
@@ -1183,13 +1202,19 @@ impl Node {
                 return;
             }
             Some(room) if !room.is_member(&agent) => {
-                self.fail(op, CommandError::new("not_member", format!("you are not in room {path}")));
+                self.fail(
+                    op,
+                    CommandError::new("not_member", format!("you are not in room {path}")),
+                );
                 return;
             }
             Some(room) => room.members.clone(),
         };
         if self.agent(&agent).is_none_or(|held| !held.tokens.contains_key(&path)) {
-            self.fail(op, CommandError::new("not_member", "your token for the room is gone; join again"));
+            self.fail(
+                op,
+                CommandError::new("not_member", "your token for the room is gone; join again"),
+            );
             return;
         }
         let Some((params, id)) = self.message_params(text, reply_to, behavior, now) else {
@@ -1203,8 +1228,7 @@ impl Node {
             members.into_iter().filter(|member| *member != agent).collect();
         self.open_send(agent, op, &id, &recipients, now);
         for recipient in recipients {
-            let entry =
-                self.entry(agent, path.clone(), params.clone(), Some(id.clone()), now);
+            let entry = self.entry(agent, path.clone(), params.clone(), Some(id.clone()), now);
             self.send_entry(agent, recipient, entry, Some(op), now);
         }
     }

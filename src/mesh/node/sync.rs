@@ -7,7 +7,9 @@ use super::super::delivery::{MAX_REPLICATED, event_bytes};
 use super::super::events::DeliveryEvent;
 use super::super::log::LogEvent;
 use super::super::message::{MeshMessage, Patch, Snapshot};
-use super::super::records::{AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord, RoomType};
+use super::super::records::{
+    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord, RoomType,
+};
 use super::super::replica::{Merge, Speaker};
 use super::super::session::{Session, SessionId};
 use super::super::wire::room_path::RoomPath;
@@ -289,9 +291,10 @@ impl Node {
         }
         for (id, messages) in snapshot.messages {
             let Ok(path) = RoomPath::parse(&id) else { continue };
-            let wanted = self.replica.room(&path).is_some_and(|room| {
-                room.members.iter().any(|member| self.is_hosted(member))
-            });
+            let wanted = self
+                .replica
+                .room(&path)
+                .is_some_and(|room| room.members.iter().any(|member| self.is_hosted(member)));
             if wanted && let Some(history) = self.replica.room_history_mut(&path) {
                 for message in messages.into_iter().filter(|message| message.room == id) {
                     history.add(message);
@@ -405,7 +408,7 @@ impl Node {
     }
 
     /// Whether a third party may bring this to the agent: only what its author could have sent.
-    fn may_receive_from_copy(&self, agent: DeviceId, event: &DeliveryEvent) -> bool {
+    pub(super) fn may_receive_from_copy(&self, agent: DeviceId, event: &DeliveryEvent) -> bool {
         let Some(held) = self.agent(&agent) else { return false };
         match event {
             DeliveryEvent::Dm { message } => {
@@ -418,9 +421,7 @@ impl Node {
             DeliveryEvent::RoomMessage { message } => {
                 RoomPath::parse(&message.room).is_ok_and(|path| {
                     held.tokens.contains_key(&path)
-                        && self.replica.room(&path).is_none_or(|room| {
-                            room.is_member(&message.from)
-                        })
+                        && self.replica.room(&path).is_none_or(|room| room.is_member(&message.from))
                 })
             }
             DeliveryEvent::RoomInvite { room, .. } => RoomPath::parse(room).is_ok_and(|path| {

@@ -4,10 +4,12 @@
 
 pub mod advert;
 pub mod capability;
+pub mod claim;
 pub mod cose;
 pub mod fields;
 pub mod frame;
 pub mod handshake;
+pub mod name_claim;
 pub mod revocation;
 pub mod room_path;
 pub mod scope;
