@@ -9,5 +9,6 @@
 
 mod support;
 mod vectors_cbor;
+mod vectors_channel;
 mod vectors_frames;
 mod vectors_tokens;

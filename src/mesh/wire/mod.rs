@@ -4,11 +4,15 @@
 
 pub mod advert;
 pub mod capability;
+pub mod claim;
 pub mod cose;
 pub mod fields;
 pub mod frame;
 pub mod handshake;
+pub mod name_claim;
+pub mod notice;
 pub mod revocation;
 pub mod room_path;
 pub mod scope;
+pub mod secure_channel;
 pub mod token;
