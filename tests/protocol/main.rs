@@ -9,5 +9,7 @@
 
 mod support;
 mod vectors_cbor;
+mod vectors_channel;
 mod vectors_frames;
+mod vectors_mutated;
 mod vectors_tokens;

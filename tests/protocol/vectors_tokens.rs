@@ -7,6 +7,7 @@ use commsd::identity::device::{DeviceId, DeviceKey};
 use commsd::mesh::wire::advert::PeerAdvert;
 use commsd::mesh::wire::cose::{CoseSign1, sig_structure};
 use commsd::mesh::wire::frame::Frame;
+use commsd::mesh::wire::notice::{NoticeClaims, NoticeContext, NoticeError, ParsedNotice};
 use commsd::mesh::wire::revocation::{RevocationEntry, RevocationView};
 use commsd::mesh::wire::room_path::RoomPath;
 use commsd::mesh::wire::scope::Scope;
@@ -16,7 +17,7 @@ use commsd::mesh::wire::token::{
 };
 use serde_json::Value as Json;
 
-use crate::support::{hex, lab, list, text, to_json, wire_mesh};
+use crate::support::{hex, lab, list, recordings, text, to_json, wire_mesh};
 
 fn device(json: &Json, member: &str) -> DeviceId {
     DeviceId::parse(text(json, member)).unwrap()
@@ -42,7 +43,7 @@ fn revocations(case: &Json) -> RevocationView {
 fn upstream_signed_structures_round_trip_and_do_not_verify() {
     let Some(vectors) = wire_mesh("tokens.v1.json") else { return };
     assert_eq!(vectors.len(), 12);
-    let mut tokens = 0;
+    let (mut tokens, mut notices) = (0, 0);
     for vector in vectors {
         let name = text(&vector, "name");
         let bytes = hex(&vector, "wire_hex");
@@ -51,6 +52,22 @@ fn upstream_signed_structures_round_trip_and_do_not_verify() {
         assert_eq!(envelope.encode(), bytes, "{name}");
         let payload = envelope.payload.as_deref().unwrap();
         assert_eq!(decode(payload).unwrap().encode(), payload, "{name}");
+        if name.starts_with("room_notice") {
+            notices += 1;
+            let claims = NoticeClaims::from_value(decode(payload).unwrap()).unwrap();
+            assert_eq!(claims.to_value().encode(), payload, "{name}");
+            assert!(claims.extra.is_empty(), "{name}");
+            let revocations = RevocationView::new();
+            let context = NoticeContext {
+                now: UnixMillis(0),
+                room: Some(&claims.room),
+                verifier: claims.poster,
+                rule: DmRule::Verifier,
+                revocations: &revocations,
+            };
+            let notice = ParsedNotice::parse(&envelope).unwrap();
+            assert_eq!(notice.verify(&context), Err(NoticeError::BadSignature), "{name}");
+        }
         if !name.starts_with("capability_token") {
             continue;
         }
@@ -63,25 +80,41 @@ fn upstream_signed_structures_round_trip_and_do_not_verify() {
         let error = verify(&ParsedToken::parse(&envelope), &context).unwrap_err();
         assert_eq!(error, TokenError::BadSignature, "{name}");
     }
-    assert_eq!(tokens, 8);
+    assert_eq!((tokens, notices), (8, 3));
 }
 
-/// Every token and notice in the upstream frames is filler too.
+/// Everything signed in the upstream frames is filler and must not count.
 #[test]
-fn upstream_frames_carry_no_valid_token() {
+fn upstream_frames_carry_nothing_valid() {
     let Some(vectors) = wire_mesh("frames.v1.json") else { return };
-    let mut tokens = 0;
+    let (mut tokens, mut adverts, mut entries, mut hellos) = (0, 0, 0, 0);
     for vector in vectors {
-        let Ok(Frame::ManageRequest(request)) = Frame::decode(&hex(&vector, "wire_hex")) else {
-            continue;
-        };
-        let Some(token) = request.token else { continue };
-        tokens += 1;
-        let view = RevocationView::new();
-        let context = VerifyContext { now: UnixMillis(0), bearer: None, revocations: &view };
-        assert!(verify(&ParsedToken::parse(&token), &context).is_err(), "{}", vector["name"]);
+        let name = text(&vector, "name");
+        match Frame::decode(&hex(&vector, "wire_hex")).unwrap() {
+            Frame::ManageRequest(request) => {
+                let Some(token) = request.token else { continue };
+                tokens += 1;
+                let view = RevocationView::new();
+                let context =
+                    VerifyContext { now: UnixMillis(0), bearer: None, revocations: &view };
+                assert!(verify(&ParsedToken::parse(&token), &context).is_err(), "{name}");
+            }
+            Frame::Gossip { peers } => {
+                adverts += peers.len();
+                assert!(peers.iter().all(|advert| advert.verify().is_err()), "{name}");
+            }
+            Frame::RevocationAnnounce { entries: announced } => {
+                entries += announced.len();
+                assert!(announced.iter().all(|e| RevocationEntry::parse(e).is_err()), "{name}");
+            }
+            Frame::SecureHello(hello) => {
+                hellos += 1;
+                assert!(hello.verify(&hello.to_device).is_err(), "{name}");
+            }
+            _ => {}
+        }
     }
-    assert_eq!(tokens, 12);
+    assert_eq!((tokens, adverts, entries, hellos), (12, 3, 2, 1));
 }
 
 #[test]
@@ -296,4 +329,37 @@ fn minted_tokens_have_the_reference_form() {
     assert_eq!(ours.unprotected, Value::Map(vec![]));
     assert_eq!(ours.payload, theirs.payload);
     assert!(ours.verify(&key.identity_key()) && theirs.verify(&key.identity_key()));
+}
+
+/// Whatever real peers signed in the recordings is valid at the time they sent it.
+#[test]
+fn recorded_signatures_are_valid() {
+    let (mut adverts, mut tokens, mut entries) = (0, 0, 0);
+    for (file, recording) in recordings() {
+        let start = recording["clock_t0_unix_ms"].as_f64().unwrap();
+        for recorded in recording["frames"].as_array().into_iter().flatten() {
+            // The clock of a recording is its own; a second of slack for rounding.
+            let now = UnixMillis((start + recorded["t_ms"].as_f64().unwrap()) as u64).plus(1000);
+            match Frame::decode(&hex(recorded, "hex")).unwrap() {
+                Frame::Gossip { peers } => {
+                    adverts += peers.len();
+                    assert!(peers.iter().all(|advert| advert.verify().is_ok()), "{file}");
+                }
+                Frame::ManageRequest(request) => {
+                    let Some(token) = request.token else { continue };
+                    tokens += 1;
+                    let revocations = RevocationView::new();
+                    let context = VerifyContext { now, bearer: None, revocations: &revocations };
+                    let parsed = ParsedToken::parse(&token);
+                    assert!(verify(&parsed, &context).is_ok(), "{file}");
+                }
+                Frame::RevocationAnnounce { entries: announced } => {
+                    entries += announced.len();
+                    assert!(announced.iter().all(|e| RevocationEntry::parse(e).is_ok()), "{file}");
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(adverts > 300 && tokens > 50 && entries > 4, "{adverts} {tokens} {entries}");
 }
