@@ -23,7 +23,7 @@ pub enum EntropyError {
         "the operating system gives no random bytes ({0}); check that getrandom(2) or /dev/urandom is available to this process"
     )]
     Unavailable(String),
-    /// The source yielded no usable key in [`KEY_DRAWS`] draws.
+    /// The source yielded no usable key in many draws.
     #[error("the random source yields no usable key; it seems to be broken")]
     Broken,
 }

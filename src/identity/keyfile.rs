@@ -53,6 +53,23 @@ pub enum Opening {
     Renewed,
 }
 
+/// A member of a key file that is a map from names to JSON values.
+pub trait Table: Copy {
+    /// The member's name.
+    fn member(self) -> &'static str;
+}
+
+/// One change of a key file's tables.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change<T> {
+    /// Which table.
+    pub table: T,
+    /// Which entry.
+    pub key: String,
+    /// Its new value; `None` removes it.
+    pub value: Option<Value>,
+}
+
 /// The file's document together with the key in it, always with a certificate for that key.
 #[derive(Clone)]
 pub(super) struct KeyFile {
@@ -120,6 +137,12 @@ impl KeyFile {
             }
         };
         Some(Self { key, certificate, document })
+    }
+
+    pub(super) fn apply<T: Table>(&mut self, changes: &[Change<T>]) {
+        for Change { table, key, value } in changes {
+            self.document.set_entry(table.member(), key, value.clone());
+        }
     }
 
     pub(super) fn key(&self) -> &DeviceKey {

@@ -127,7 +127,8 @@ pub enum Claim {
 }
 
 /// A lock that this process claimed. Dropping it releases it, as far as that is possible without
-/// anyone to report to; [`HeldLock::release`] reports.
+/// anyone to report to; [`HeldLock::release`] reports. Both block on the disk, and up to two
+/// seconds on other commsd processes.
 #[derive(Debug)]
 pub struct HeldLock {
     dir: BaseDir,

@@ -15,7 +15,7 @@ use super::certificate::Certificate;
 use super::device::DeviceKey;
 use super::entropy::Entropy;
 use super::files::{BaseDir, Document, FilesError, Secrecy, shown};
-use super::keyfile::{KeyFile, MakeError, Opening};
+use super::keyfile::{Change, KeyFile, MakeError, Opening, Table};
 use super::lock::{HeldLock, LockError};
 use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
@@ -178,25 +178,14 @@ pub enum SlotTable {
     GroupTokens,
 }
 
-impl SlotTable {
-    const fn member(self) -> &'static str {
+impl Table for SlotTable {
+    fn member(self) -> &'static str {
         match self {
             Self::RoomTokens => "roomTokens",
             Self::IssuedGrants => "issuedGrants",
             Self::GroupTokens => "groupTokens",
         }
     }
-}
-
-/// One change of a slot's tables.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SlotChange {
-    /// Which table.
-    pub table: SlotTable,
-    /// Which entry.
-    pub key: String,
-    /// Its new value; `None` removes it.
-    pub value: Option<Value>,
 }
 
 /// A slot as opened.
@@ -302,12 +291,13 @@ impl SlotFile {
     /// # Errors
     /// [`SlotError::LockLost`] and [`SlotError::KeyReplaced`]: go on ephemerally. Others: nothing
     /// changed, on disk or here.
-    pub fn apply(&mut self, lock: &HeldLock, changes: &[SlotChange]) -> Result<(), SlotError> {
+    pub fn apply(
+        &mut self,
+        lock: &HeldLock,
+        changes: &[Change<SlotTable>],
+    ) -> Result<(), SlotError> {
         self.rewrite(lock, |keys| {
-            for change in changes {
-                let (member, value) = (change.table.member(), change.value.clone());
-                keys.document_mut().set_entry(member, &change.key, value);
-            }
+            keys.apply(changes);
             Ok(true)
         })
     }
@@ -442,8 +432,8 @@ mod tests {
         }
     }
 
-    fn change(table: SlotTable, key: &str, value: Option<Value>) -> SlotChange {
-        SlotChange { table, key: key.to_owned(), value }
+    fn change(table: SlotTable, key: &str, value: Option<Value>) -> Change<SlotTable> {
+        Change { table, key: key.to_owned(), value }
     }
 
     #[test]
