@@ -19,5 +19,6 @@
 
 pub mod api;
 pub mod codec;
+pub mod daemon;
 pub mod identity;
 pub mod runtime;
