@@ -19,6 +19,7 @@
 
 pub mod api;
 pub mod codec;
+pub mod daemon;
 pub mod identity;
 pub mod mesh;
 pub mod runtime;

@@ -1,5 +1,7 @@
-//! The local API: its values ([`types`], floor 1) and its client ([`client`], floor 5).
+//! The local API: its values ([`types`]) and meeting place ([`endpoint`]) on floor 1, and its client
+//! ([`client`]) on floor 5.
 //! The server end lives in `runtime::local_socket`, what the requests mean in `daemon`.
 
 pub mod client;
+pub mod endpoint;
 pub mod types;

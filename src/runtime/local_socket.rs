@@ -4,6 +4,7 @@
 //! `hello`, the agreement on a version, is answered on the spot.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::ops::Range;
@@ -27,15 +28,12 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::sys;
+use crate::api::endpoint::{MAX_SOCKET_PATH, directory_fault};
 use crate::api::types::rpc::{self, RawRequest};
 use crate::api::types::{
     API_VERSION, ApiError, ApiLimits, Closing, HelloParams, HelloResult, MAX_LINE_BYTES,
     MAX_REQUESTS_IN_FLIGHT, PROGRAM_VERSION, Request, RequestId, notification,
 };
-
-/// Longest socket path in bytes: `sun_path` has 108 bytes on Linux and 104 elsewhere, one of them for
-/// the final NUL.
-pub const MAX_SOCKET_PATH: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
 
 /// Connections waiting to be accepted; the usual system maximum on small machines.
 const LISTEN_BACKLOG: i32 = 128;
@@ -146,6 +144,18 @@ pub struct Holder {
     pub socket: PathBuf,
 }
 
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let socket = self.socket.display();
+        match (self.pid, &self.version) {
+            (Some(pid), Some(version)) => {
+                write!(f, "commsd {version} runs as process {pid} at {socket}")
+            }
+            _ => write!(f, "another commsd, not yet known by name, runs at {socket}"),
+        }
+    }
+}
+
 /// What the owner writes into the lock file.
 #[derive(Serialize, Deserialize)]
 struct LockText {
@@ -224,16 +234,6 @@ fn prepare_directory(dir: &Path) -> Result<(), SocketError> {
         None => Ok(()),
         Some(what) => Err(SocketError::Directory { dir: dir.to_owned(), what }),
     }
-}
-
-/// Why a directory with this owner and mode cannot hold the socket of user `uid`.
-#[must_use]
-pub fn directory_fault(owner: u32, mode: u32, uid: u32) -> Option<String> {
-    if owner != uid {
-        return Some(format!("belongs to user {owner}, not to {uid}"));
-    }
-    let open = mode & 0o077;
-    (open != 0).then(|| format!("has mode {:04o}, so that others can enter it", mode & 0o7777))
 }
 
 /// What the owner wrote into the lock.
@@ -1107,16 +1107,6 @@ mod tests {
         assert!(may_connect(1000, 1000));
         assert!(!may_connect(1001, 1000));
         assert!(!may_connect(0, 1000));
-    }
-
-    #[test]
-    fn a_directory_must_be_ours_alone() {
-        assert_eq!(directory_fault(1000, 0o040_700, 1000), None);
-        assert_eq!(directory_fault(1000, 0o040_500, 1000), None);
-        assert!(directory_fault(0, 0o040_700, 1000).unwrap().contains("user 0"));
-        for mode in [0o040_701, 0o040_710, 0o040_770, 0o041_777] {
-            assert!(directory_fault(1000, mode, 1000).is_some(), "{mode:o}");
-        }
     }
 
     #[test]

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use commsd::api::client::{Client, Notification};
+use commsd::api::endpoint::MAX_SOCKET_PATH;
 use commsd::api::types::{
     ApiError, AttachParams, Attached, EventsAckParams, HelloParams, Label, MAX_LINE_BYTES,
     PROGRAM_VERSION, Request, RequestId, WhoamiParams,
 };
 use commsd::runtime::local_socket::{
-    Claim, CloseReason, ConnId, LocalInput, LocalServer, MAX_SOCKET_PATH, NotifyError, SocketError,
-    SocketLimits, claim,
+    Claim, CloseReason, ConnId, LocalInput, LocalServer, NotifyError, SocketError, SocketLimits,
+    claim,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -481,6 +482,10 @@ async fn a_second_daemon_learns_who_runs_also_when_that_one_is_busy() {
     assert_eq!(holder.pid, Some(std::process::id()));
     assert_eq!(holder.version.as_deref(), Some(PROGRAM_VERSION));
     assert_eq!(holder.socket, bench.path);
+    let shown = holder.to_string();
+    for part in [PROGRAM_VERSION, &std::process::id().to_string(), bench.path.to_str().unwrap()] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
     assert!(bench.path.exists());
 }
 

@@ -1,0 +1,686 @@
+//! What the daemon is told before it starts: defaults, then the configuration file, the environment
+//! and the command line, each over the one before. Everything is read and checked here; nothing is
+//! bound, created or changed. Client commands use it to find the socket.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{self, Read as _};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tracing_subscriber::EnvFilter;
+
+/// The well-known TCP port of the mesh.
+const DEFAULT_PORT: u16 = 19876;
+/// The UDP port of first contact.
+const DEFAULT_FIRST_CONTACT_PORT: u16 = 19877;
+/// What is logged when nothing is said.
+const DEFAULT_LOG_FILTER: &str = "info";
+/// Longest configuration file: there are ten keys; anything larger is another file.
+const MAX_FILE_BYTES: u64 = 256 * 1024;
+
+/// The configuration cannot be used. `commsd` then exits with 64, before anything is bound.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file that was named cannot be read.
+    #[error("cannot read the configuration file {file}: {source}", file = file.display())]
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file has something that it must not have.
+    #[error("{file}, line {line}: {key}{what}", file = file.display(), key = at_key(key))]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The key, where one can be told.
+        key: Option<String>,
+        /// What is wrong.
+        what: String,
+    },
+    /// A variable or flag has a value that cannot be used.
+    #[error("{name}: {what}")]
+    Value {
+        /// The variable or flag.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The user has no home directory to keep things in.
+    #[error("this user has no home directory")]
+    NoHome,
+}
+
+fn at_key(key: &Option<String>) -> String {
+    key.as_ref().map(|key| format!("`{key}`: ")).unwrap_or_default()
+}
+
+impl ConfigError {
+    /// Stable name.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Unreadable { .. } => "config_unreadable",
+            Self::File { .. } => "config_file",
+            Self::Value { .. } => "config_value",
+            Self::NoHome => "config_no_home",
+        }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub const fn todo(&self) -> &'static str {
+        match self {
+            Self::Unreadable { .. } => "check the path and its permissions, or leave --config out",
+            Self::File { .. } => "correct the line; `commsd run --check` tells whether it is right",
+            Self::Value { .. } => "correct or unset it; see `commsd run --help`",
+            Self::NoHome => "set HOME, or choose a place with --home",
+        }
+    }
+}
+
+/// How events are written to stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl std::str::FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(format!("{text:?} is neither text nor json")),
+        }
+    }
+}
+
+/// An address to listen at beside the loopback, e.g. `192.0.2.1`, `192.0.2.1:7000` or `[::1]:7000`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct ListenAddr {
+    /// The address.
+    pub ip: IpAddr,
+    /// The port; the system chooses without one.
+    pub port: Option<u16>,
+}
+
+impl std::str::FromStr for ListenAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Ok(ip) = text.parse() {
+            return Ok(Self { ip, port: None });
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(addr) => Ok(Self { ip: addr.ip(), port: Some(addr.port()) }),
+            Err(_) => {
+                Err(format!("{text:?} is not an address like 192.0.2.1 or [2001:db8::1]:7000"))
+            }
+        }
+    }
+}
+
+impl TryFrom<String> for ListenAddr {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ListenAddr> for String {
+    fn from(addr: ListenAddr) -> Self {
+        match addr.port {
+            None => addr.ip.to_string(),
+            Some(port) => SocketAddr::new(addr.ip, port).to_string(),
+        }
+    }
+}
+
+/// Everything that the daemon is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Config {
+    /// The configuration file that was read; none when there is none.
+    pub config_file: Option<PathBuf>,
+    /// The local socket.
+    pub socket: PathBuf,
+    /// Identities, petnames, trust: files shared with the reference.
+    pub agent_comms_dir: PathBuf,
+    /// The daemon's own durable state.
+    pub state_dir: PathBuf,
+    /// The well-known TCP port on the loopback.
+    pub port: u16,
+    /// Whether there are beacons and probes at all.
+    pub first_contact: bool,
+    /// Their UDP port.
+    pub first_contact_port: u16,
+    /// Whether beacons leave the machine.
+    pub broadcast: bool,
+    /// An address beside the loopback; strangers there are in quarantine.
+    pub listen: Option<ListenAddr>,
+    /// No durable state but keys.
+    pub ephemeral: bool,
+    /// How events are written.
+    pub log: LogFormat,
+    /// Which events are written, in the syntax of `tracing_subscriber`'s `EnvFilter`.
+    pub log_filter: String,
+}
+
+/// One layer over the defaults: what the environment or the command line says. Switches only switch
+/// on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Moves everything.
+    pub home: Option<PathBuf>,
+    /// The configuration file; it must exist.
+    pub config: Option<PathBuf>,
+    /// The local socket.
+    pub socket: Option<PathBuf>,
+    /// Where identities are.
+    pub agent_comms_dir: Option<PathBuf>,
+    /// The well-known TCP port.
+    pub port: Option<u16>,
+    /// The UDP port of first contact.
+    pub first_contact_port: Option<u16>,
+    /// Beacons stay on the loopback.
+    pub no_broadcast: bool,
+    /// No UDP at all.
+    pub no_first_contact: bool,
+    /// An address beside the loopback.
+    pub listen: Option<ListenAddr>,
+    /// No durable state but keys.
+    pub ephemeral: bool,
+    /// How events are written.
+    pub log: Option<LogFormat>,
+    /// Which events are written.
+    pub log_filter: Option<String>,
+}
+
+impl Settings {
+    /// What the environment says; `variable` looks one up. A blank value is the same as none.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`], naming the variable.
+    pub fn from_env(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
+        let path = |name| -> Option<PathBuf> {
+            variable(name)
+                .filter(|value| !value.to_string_lossy().trim().is_empty())
+                .map(Into::into)
+        };
+        let text = |name: &str| -> Result<Option<String>, ConfigError> {
+            let Some(value) = variable(name) else { return Ok(None) };
+            let value = value.into_string().map_err(|_| value_error(name, "is not UTF-8"))?;
+            let value = value.trim();
+            Ok((!value.is_empty()).then(|| value.to_owned()))
+        };
+        let switch = |name: &str| match text(name)?.as_deref() {
+            None | Some("0" | "false" | "no" | "off") => Ok(false),
+            Some("1" | "true" | "yes" | "on") => Ok(true),
+            Some(other) => Err(value_error(name, format!("{other:?} is neither 1 nor 0"))),
+        };
+        let log = match text("COMMSD_LOG")? {
+            Some(log) => Some(log.parse().map_err(|what: String| value_error("COMMSD_LOG", what))?),
+            None => None,
+        };
+        Ok(Self {
+            home: path("COMMSD_HOME"),
+            config: path("COMMSD_CONFIG"),
+            socket: path("COMMSD_SOCKET"),
+            agent_comms_dir: path("AGENT_COMMS_DATA_DIR"),
+            no_broadcast: switch("COMMSD_NO_BROADCAST")?,
+            log,
+            log_filter: text("COMMSD_LOG_FILTER")?,
+            ..Self::default()
+        })
+    }
+}
+
+fn value_error(name: impl Into<String>, what: impl Into<String>) -> ConfigError {
+    ConfigError::Value { name: name.into(), what: what.into() }
+}
+
+/// Where a user's things are when nothing else is said, and how stderr is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// The user's home directory.
+    pub home: PathBuf,
+    /// For configuration files.
+    pub config: PathBuf,
+    /// For what outlives the process.
+    pub state: PathBuf,
+    /// For sockets; not every system has one.
+    pub runtime: Option<PathBuf>,
+    /// Whether a person reads stderr.
+    pub terminal: bool,
+}
+
+impl Places {
+    /// The places of the user that this process acts as.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoHome`].
+    pub fn of_user() -> Result<Self, ConfigError> {
+        let dirs = directories::BaseDirs::new().ok_or(ConfigError::NoHome)?;
+        Ok(Self {
+            home: dirs.home_dir().to_owned(),
+            config: dirs.config_dir().to_owned(),
+            state: dirs.state_dir().unwrap_or(dirs.data_local_dir()).to_owned(),
+            runtime: dirs.runtime_dir().map(Path::to_owned).or_else(login_runtime_dir),
+            terminal: io::IsTerminal::is_terminal(&io::stderr()),
+        })
+    }
+}
+
+/// The runtime directory that a login session has on systemd systems. A process started without
+/// `XDG_RUNTIME_DIR` (by cron, by `sudo -u`) must find the same socket as one that has it.
+fn login_runtime_dir() -> Option<PathBuf> {
+    use std::os::unix::fs::MetadataExt as _;
+    let uid = crate::runtime::sys::uid();
+    let dir = PathBuf::from(format!("/run/user/{uid}"));
+    let meta = std::fs::metadata(&dir).ok()?;
+    (meta.is_dir() && meta.uid() == uid).then_some(dir)
+}
+
+/// The file's keys; they are spelt like the flags.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct FileKeys {
+    socket: Option<PathBuf>,
+    agent_comms_dir: Option<PathBuf>,
+    port: Option<u16>,
+    first_contact_port: Option<u16>,
+    broadcast: Option<bool>,
+    first_contact: Option<bool>,
+    listen: Option<ListenAddr>,
+    ephemeral: Option<bool>,
+    log: Option<LogFormat>,
+    log_filter: Option<String>,
+}
+
+impl Config {
+    /// Layers defaults, file, `environment` and `flags`.
+    ///
+    /// A `home` moves the defaults of all paths. One given as a flag also outweighs paths from the
+    /// environment, so that a second home never touches what belongs to the first.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn resolve(
+        flags: Settings,
+        environment: Settings,
+        places: &Places,
+    ) -> Result<Self, ConfigError> {
+        let environment = match &flags.home {
+            None => environment,
+            Some(_) => Settings {
+                home: None,
+                config: None,
+                socket: None,
+                agent_comms_dir: None,
+                ..environment
+            },
+        };
+        let home = flags.home.or(environment.home).map(absolute).transpose()?;
+        let named = flags.config.or(environment.config).map(absolute).transpose()?;
+        let (file, keys) = match named {
+            Some(file) => {
+                let keys = read_file(&file)?;
+                (Some(file), keys)
+            }
+            None => {
+                let file = match &home {
+                    Some(home) => home.join("config.toml"),
+                    None => places.config.join("commsd/config.toml"),
+                };
+                match read_file(&file) {
+                    Ok(keys) => (Some(file), keys),
+                    Err(ConfigError::Unreadable { source, .. })
+                        if source.kind() == io::ErrorKind::NotFound =>
+                    {
+                        (None, FileKeys::default())
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        // Paths in the file are relative to it, all others to the working directory.
+        let beside_file = |path: PathBuf| match file.as_deref().and_then(Path::parent) {
+            Some(dir) => dir.join(path),
+            None => path,
+        };
+        let state_dir = match &home {
+            Some(home) => home.join("state"),
+            None => places.state.join("commsd"),
+        };
+        let default_socket = match (&home, &places.runtime) {
+            (Some(home), _) => home.join("run/commsd.sock"),
+            (None, Some(runtime)) => runtime.join("commsd/commsd.sock"),
+            (None, None) => state_dir.join("run/commsd.sock"),
+        };
+        let default_agent_comms = match &home {
+            Some(home) => home.join("agent-comms"),
+            None => places.home.join(".agent-comms"),
+        };
+        let said_socket = flags.socket.or(environment.socket).map(absolute).transpose()?;
+        let said_agent_comms =
+            flags.agent_comms_dir.or(environment.agent_comms_dir).map(absolute).transpose()?;
+        let log_default = if places.terminal { LogFormat::Text } else { LogFormat::Json };
+        let config = Self {
+            socket: said_socket.or(keys.socket.map(beside_file)).unwrap_or(default_socket),
+            agent_comms_dir: said_agent_comms
+                .or(keys.agent_comms_dir.map(beside_file))
+                .unwrap_or(default_agent_comms),
+            config_file: file,
+            state_dir,
+            port: flags.port.or(environment.port).or(keys.port).unwrap_or(DEFAULT_PORT),
+            first_contact: keys.first_contact.unwrap_or(true)
+                && !environment.no_first_contact
+                && !flags.no_first_contact,
+            first_contact_port: flags
+                .first_contact_port
+                .or(environment.first_contact_port)
+                .or(keys.first_contact_port)
+                .unwrap_or(DEFAULT_FIRST_CONTACT_PORT),
+            broadcast: keys.broadcast.unwrap_or(true)
+                && !environment.no_broadcast
+                && !flags.no_broadcast,
+            listen: flags.listen.or(environment.listen).or(keys.listen),
+            ephemeral: keys.ephemeral.unwrap_or(false) || environment.ephemeral || flags.ephemeral,
+            log: flags.log.or(environment.log).or(keys.log).unwrap_or(log_default),
+            log_filter: flags
+                .log_filter
+                .or(environment.log_filter)
+                .or(keys.log_filter)
+                .unwrap_or_else(|| DEFAULT_LOG_FILTER.into()),
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// What no single layer can tell.
+    fn check(&self) -> Result<(), ConfigError> {
+        for (name, port) in [("port", self.port), ("first-contact-port", self.first_contact_port)] {
+            if port == 0 {
+                return Err(value_error(name, "0 is not a port that others could find"));
+            }
+        }
+        EnvFilter::try_new(&self.log_filter)
+            .map_err(|error| value_error("log-filter", error.to_string()))?;
+        Ok(())
+    }
+
+    /// The configuration for people, one setting a line.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let optional = |path: &Option<PathBuf>| match path {
+            Some(path) => path.display().to_string(),
+            None => "none".into(),
+        };
+        let on = |on| if on { "on" } else { "off" };
+        let log = match self.log {
+            LogFormat::Text => "text",
+            LogFormat::Json => "json",
+        };
+        let rows = [
+            ("config file", optional(&self.config_file)),
+            ("socket", self.socket.display().to_string()),
+            ("agent-comms directory", self.agent_comms_dir.display().to_string()),
+            ("state directory", self.state_dir.display().to_string()),
+            ("port", self.port.to_string()),
+            ("first contact", on(self.first_contact).into()),
+            ("first-contact port", self.first_contact_port.to_string()),
+            ("broadcast", on(self.broadcast).into()),
+            ("listen", self.listen.map_or_else(|| "none".into(), String::from)),
+            ("ephemeral", on(self.ephemeral).into()),
+            ("log", log.into()),
+            ("log filter", self.log_filter.clone()),
+        ];
+        rows.iter().fold(String::new(), |mut out, (name, value)| {
+            // Writing to a String does not fail.
+            let _ = writeln!(out, "{name:<21}  {value}");
+            out
+        })
+    }
+}
+
+fn absolute(path: PathBuf) -> Result<PathBuf, ConfigError> {
+    std::path::absolute(&path)
+        .map_err(|error| value_error(path.display().to_string(), error.to_string()))
+}
+
+fn read_file(file: &Path) -> Result<FileKeys, ConfigError> {
+    let unreadable = |source| ConfigError::Unreadable { file: file.to_owned(), source };
+    let mut text = String::new();
+    let opened = std::fs::File::open(file).map_err(unreadable)?;
+    opened.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        let what = format!("longer than {MAX_FILE_BYTES} bytes");
+        return Err(unreadable(io::Error::new(io::ErrorKind::InvalidData, what)));
+    }
+    toml::from_str(&text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        let before = text.get(..at).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        // The key is what stands before the `=` of that line.
+        let key = text.lines().nth(line - 1).and_then(|line| line.split_once('='));
+        ConfigError::File {
+            file: file.to_owned(),
+            line,
+            key: key.map(|(key, _)| key.trim().to_owned()),
+            what: error.message().to_owned(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(dir: &Path) -> Places {
+        Places {
+            home: dir.join("me"),
+            config: dir.join("me/.config"),
+            state: dir.join("me/.local/state"),
+            runtime: Some(dir.join("run")),
+            terminal: false,
+        }
+    }
+
+    fn with_file(text: &str) -> (tempfile::TempDir, Places) {
+        let dir = tempfile::tempdir().unwrap();
+        let places = places(dir.path());
+        std::fs::create_dir_all(places.config.join("commsd")).unwrap();
+        std::fs::write(places.config.join("commsd/config.toml"), text).unwrap();
+        (dir, places)
+    }
+
+    fn env(pairs: &[(&str, &str)]) -> Result<Settings, ConfigError> {
+        Settings::from_env(|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    #[test]
+    fn without_anything_said_the_defaults_hold() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = places(dir.path());
+        let config = Config::resolve(Settings::default(), Settings::default(), &places).unwrap();
+        let expected = Config {
+            config_file: None,
+            socket: dir.path().join("run/commsd/commsd.sock"),
+            agent_comms_dir: dir.path().join("me/.agent-comms"),
+            state_dir: dir.path().join("me/.local/state/commsd"),
+            port: 19876,
+            first_contact: true,
+            first_contact_port: 19877,
+            broadcast: true,
+            listen: None,
+            ephemeral: false,
+            log: LogFormat::Json,
+            log_filter: "info".into(),
+        };
+        assert_eq!(config, expected);
+        // Without a runtime directory the socket goes to the state.
+        let bare = Places { runtime: None, terminal: true, ..places };
+        let config = Config::resolve(Settings::default(), Settings::default(), &bare).unwrap();
+        assert_eq!(config.socket, dir.path().join("me/.local/state/commsd/run/commsd.sock"));
+        assert_eq!(config.log, LogFormat::Text);
+    }
+
+    #[test]
+    fn a_home_moves_everything() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("other");
+        let flags = Settings { home: Some(home.clone()), ..Settings::default() };
+        // What the environment says about paths belongs to the first home.
+        let environment = env(&[
+            ("COMMSD_HOME", "/first"),
+            ("COMMSD_SOCKET", "/first/s"),
+            ("COMMSD_CONFIG", "/first/c.toml"),
+            ("AGENT_COMMS_DATA_DIR", "/first/ids"),
+            ("COMMSD_NO_BROADCAST", "1"),
+        ])
+        .unwrap();
+        let config = Config::resolve(flags, environment.clone(), &places(dir.path())).unwrap();
+        assert_eq!(config.socket, home.join("run/commsd.sock"));
+        assert_eq!(config.agent_comms_dir, home.join("agent-comms"));
+        assert_eq!(config.state_dir, home.join("state"));
+        assert!(!config.broadcast);
+
+        let environment = Settings { config: None, ..environment };
+        let config =
+            Config::resolve(Settings::default(), environment, &places(dir.path())).unwrap();
+        assert_eq!(config.socket, Path::new("/first/s"));
+        assert_eq!(config.agent_comms_dir, Path::new("/first/ids"));
+        assert_eq!(config.state_dir, Path::new("/first/state"));
+    }
+
+    #[test]
+    fn each_layer_outweighs_the_one_before() {
+        let (dir, places) = with_file(
+            "socket = \"file.sock\"\nport = 1001\nfirst-contact-port = 1002\nlog = \"text\"\n\
+             log-filter = \"warn\"\nagent-comms-dir = \"/ids\"\nlisten = \"192.0.2.7\"\n",
+        );
+        let nothing = Settings::default;
+        let file_only = Config::resolve(nothing(), nothing(), &places).unwrap();
+        let file = dir.path().join("me/.config/commsd/config.toml");
+        assert_eq!(file_only.config_file, Some(file.clone()));
+        assert_eq!(file_only.socket, file.with_file_name("file.sock"));
+        assert_eq!((file_only.port, file_only.first_contact_port), (1001, 1002));
+        assert_eq!(file_only.log, LogFormat::Text);
+        assert_eq!(file_only.agent_comms_dir, Path::new("/ids"));
+        assert_eq!(file_only.listen.unwrap().port, None);
+
+        let environment = env(&[("COMMSD_SOCKET", "/env.sock"), ("COMMSD_LOG", "json")]).unwrap();
+        let flags = Settings {
+            port: Some(3001),
+            log_filter: Some("commsd=debug".into()),
+            ..Settings::default()
+        };
+        let all = Config::resolve(flags, environment, &places).unwrap();
+        assert_eq!((all.port, all.first_contact_port), (3001, 1002));
+        assert_eq!(all.socket, Path::new("/env.sock"));
+        assert_eq!((all.log, all.log_filter.as_str()), (LogFormat::Json, "commsd=debug"));
+    }
+
+    #[test]
+    fn switches_only_take_away() {
+        let (_dir, places) = with_file("broadcast = false\nfirst-contact = false\n");
+        let config = Config::resolve(Settings::default(), Settings::default(), &places).unwrap();
+        assert!(!config.broadcast && !config.first_contact && !config.ephemeral);
+        let (_dir, places) = with_file("broadcast = true\nephemeral = true\n");
+        let flags = Settings { no_first_contact: true, no_broadcast: true, ..Settings::default() };
+        let config = Config::resolve(flags, Settings::default(), &places).unwrap();
+        assert!(!config.broadcast && !config.first_contact && config.ephemeral);
+    }
+
+    #[test]
+    fn a_mistake_in_the_file_names_file_line_and_key() {
+        for (text, line, key, what) in [
+            ("# ports\nprot = 1\n", 2, "prot", "unknown field `prot`"),
+            ("port = \"x\"\n", 1, "port", "expected u16"),
+            ("\n\nport = 70000\n", 3, "port", "70000"),
+            ("listen = \"everywhere\"\n", 1, "listen", "not an address"),
+            ("log = \"xml\"\n", 1, "log", "unknown variant `xml`"),
+            ("port = 1\nport = 2\n", 2, "port", "duplicate key"),
+        ] {
+            let (_dir, places) = with_file(text);
+            let error =
+                Config::resolve(Settings::default(), Settings::default(), &places).expect_err(text);
+            let shown = error.to_string();
+            for part in ["config.toml", &format!("line {line}"), &format!("`{key}`"), what] {
+                assert!(shown.contains(part), "{part}: {shown}");
+            }
+            assert_eq!(error.code(), "config_file");
+        }
+        // What is no line with a key at all.
+        let (_dir, places) = with_file("port\n");
+        let error = Config::resolve(Settings::default(), Settings::default(), &places).unwrap_err();
+        assert!(error.to_string().contains("line 1"), "{error}");
+    }
+
+    #[test]
+    fn a_named_file_must_exist_and_be_a_small_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let flags = |file: &Path| Settings { config: Some(file.to_owned()), ..Settings::default() };
+        let file = dir.path().join("c.toml");
+        let resolve = || Config::resolve(flags(&file), Settings::default(), &places(dir.path()));
+        let error = resolve().unwrap_err();
+        assert_eq!(error.code(), "config_unreadable");
+        assert!(error.to_string().contains("c.toml"), "{error}");
+        std::fs::write(&file, b"log = \"\xff\"").unwrap();
+        assert_eq!(resolve().unwrap_err().code(), "config_unreadable");
+        std::fs::write(&file, "#".repeat(300_000)).unwrap();
+        assert_eq!(resolve().unwrap_err().code(), "config_unreadable");
+        std::fs::write(&file, "ephemeral = true").unwrap();
+        assert!(resolve().unwrap().ephemeral);
+    }
+
+    #[test]
+    fn values_that_cannot_be_used_are_named() {
+        let cases = [("COMMSD_NO_BROADCAST", "perhaps"), ("COMMSD_LOG", "xml")];
+        for (name, value) in cases {
+            let error = env(&[(name, value)]).unwrap_err();
+            assert!(error.to_string().starts_with(name), "{error}");
+        }
+        for (name, off) in [("COMMSD_NO_BROADCAST", "0"), ("COMMSD_NO_BROADCAST", " ")] {
+            assert_eq!(env(&[(name, off)]).unwrap(), Settings::default());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let resolve = |flags| Config::resolve(flags, Settings::default(), &places(dir.path()));
+        let zero = Settings { port: Some(0), ..Settings::default() };
+        assert!(resolve(zero).unwrap_err().to_string().starts_with("port:"));
+        let filter = Settings { log_filter: Some("a=b=c".into()), ..Settings::default() };
+        assert!(resolve(filter).unwrap_err().to_string().starts_with("log-filter:"));
+    }
+
+    #[test]
+    fn listen_addresses_have_an_optional_port() {
+        for (text, port) in [
+            ("192.0.2.1", None),
+            ("192.0.2.1:7000", Some(7000)),
+            ("2001:db8::1", None),
+            ("[2001:db8::1]:7000", Some(7000)),
+        ] {
+            let addr: ListenAddr = text.parse().unwrap();
+            assert_eq!(addr.port, port, "{text}");
+            assert_eq!(String::from(addr), text);
+        }
+        for bad in ["", "localhost", "192.0.2.1:", "192.0.2.1:70000", ":7000"] {
+            assert!(bad.parse::<ListenAddr>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Composition: configuration, then store, node, services and surfaces.
+
+pub mod config;
