@@ -18,6 +18,7 @@
 //! its node -> event -> its agent's socket -> acknowledgement the same way back.
 
 pub mod api;
+pub mod cli;
 pub mod codec;
 pub mod daemon;
 pub mod identity;

@@ -1,5 +1,61 @@
 //! Arguments in, exit code out; nothing else.
 
-fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+use std::process::ExitCode;
+
+use commsd::api::types::ApiError;
+use commsd::cli::run::RunOptions;
+use commsd::cli::{self, Command, Endpoint, Invocation, exit};
+use commsd::daemon::config::{self, Config, ConfigError, Places, Settings};
+
+fn main() -> ExitCode {
+    let invocation = match cli::parse(std::env::args_os()) {
+        Ok(invocation) => invocation,
+        Err(code) => return code,
+    };
+    let json = invocation.json;
+    if let Command::Completions { shell } = invocation.command {
+        return cli::print(&cli::completions(shell));
+    }
+    let config = match resolve(&invocation) {
+        Ok(config) => config,
+        Err(error) => {
+            let error = ApiError::new(error.code(), error.to_string(), error.todo());
+            return cli::report(&error, json, exit::CONFIG);
+        }
+    };
+    match invocation.command {
+        Command::Run(RunOptions { check: true, .. }) => cli::print(&config.report(json)),
+        Command::Run(_) => match commsd::daemon::run(&config) {
+            Ok(code) => code,
+            Err(error) => cli::report(&error, json, exit::CONFIG),
+        },
+        Command::Client(command) => {
+            let Config { socket, agent_comms_dir, .. } = config;
+            cli::execute(command, &Endpoint { socket, agent_comms_dir }, json)
+        }
+        Command::Completions { .. } => ExitCode::SUCCESS,
+    }
+}
+
+/// What file, environment and flags say together.
+fn resolve(invocation: &Invocation) -> Result<Config, ConfigError> {
+    let run = match &invocation.command {
+        Command::Run(run) => run.clone(),
+        _ => RunOptions::default(),
+    };
+    let flags = Settings {
+        home: invocation.home.clone(),
+        config: run.config,
+        socket: invocation.socket.clone(),
+        agent_comms_dir: run.agent_comms_dir,
+        port: run.port,
+        first_contact_port: run.first_contact_port,
+        no_broadcast: run.no_broadcast,
+        no_first_contact: run.no_first_contact,
+        listen: config::flag("--listen", run.listen)?,
+        ephemeral: run.ephemeral,
+        log: config::flag("--log", run.log)?,
+        log_filter: None,
+    };
+    Config::resolve(flags, Settings::from_env(|name| std::env::var_os(name))?, &Places::of_user()?)
 }

@@ -285,6 +285,14 @@ impl TryFrom<String> for Label {
     }
 }
 
+impl std::str::FromStr for Label {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.to_owned().try_into()
+    }
+}
+
 /// An integer from `MIN` to `MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "u64", try_from = "u64")]
@@ -565,8 +573,6 @@ params! {
         /// Path, or unambiguous name.
         room: String,
         ;
-        /// What the owner is told when this declines an invite.
-        reason: String,
     }
 
     /// `room.members`.
@@ -708,7 +714,7 @@ params! {
     /// `logs.get`.
     LogsParams {
         ;
-        /// Go on with `log` notifications.
+        /// Go on with `log` notifications, behind the last event of the answer.
         follow: bool,
         /// Only events with a larger `seq`; the oldest kept ones without it.
         after: u64,

@@ -3,7 +3,6 @@
 //! bound, created or changed. Client commands use it to find the socket.
 
 use std::ffi::OsString;
-use std::fmt::Write as _;
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -231,21 +230,28 @@ impl Settings {
             Some("1" | "true" | "yes" | "on") => Ok(true),
             Some(other) => Err(value_error(name, format!("{other:?} is neither 1 nor 0"))),
         };
-        let log = match text("COMMSD_LOG")? {
-            Some(log) => Some(log.parse().map_err(|what: String| value_error("COMMSD_LOG", what))?),
-            None => None,
-        };
         Ok(Self {
             home: path("COMMSD_HOME"),
             config: path("COMMSD_CONFIG"),
             socket: path("COMMSD_SOCKET"),
             agent_comms_dir: path("AGENT_COMMS_DATA_DIR"),
             no_broadcast: switch("COMMSD_NO_BROADCAST")?,
-            log,
+            log: flag("COMMSD_LOG", text("COMMSD_LOG")?)?,
             log_filter: text("COMMSD_LOG_FILTER")?,
             ..Self::default()
         })
     }
+}
+
+/// The value of the flag or variable `name`, read.
+///
+/// # Errors
+/// [`ConfigError::Value`], naming it.
+pub fn flag<T: std::str::FromStr<Err = String>>(
+    name: &str,
+    value: Option<String>,
+) -> Result<Option<T>, ConfigError> {
+    value.map(|value| value.parse().map_err(|what| value_error(name, what))).transpose()
 }
 
 fn value_error(name: impl Into<String>, what: impl Into<String>) -> ConfigError {
@@ -422,9 +428,13 @@ impl Config {
         Ok(())
     }
 
-    /// The configuration for people, one setting a line.
+    /// What would be used: one setting a line, or one JSON object.
     #[must_use]
-    pub fn describe(&self) -> String {
+    pub fn report(&self, json: bool) -> String {
+        if json {
+            let text = serde_json::to_string(self);
+            return text.map_or_else(|error| error.to_string(), |text| text + "\n");
+        }
         let optional = |path: &Option<PathBuf>| match path {
             Some(path) => path.display().to_string(),
             None => "none".into(),
@@ -448,11 +458,7 @@ impl Config {
             ("log", log.into()),
             ("log filter", self.log_filter.clone()),
         ];
-        rows.iter().fold(String::new(), |mut out, (name, value)| {
-            // Writing to a String does not fail.
-            let _ = writeln!(out, "{name:<21}  {value}");
-            out
-        })
+        rows.iter().map(|(name, value)| format!("{name:<21}  {value}\n")).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The local socket with a fake daemon behind it: the test itself takes the inputs and answers.
+//! The local socket: what it lets through, what it refuses, whom it lets go; its name; its client.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -11,71 +11,20 @@ use commsd::api::types::{
     PROGRAM_VERSION, Request, RequestId, WhoamiParams,
 };
 use commsd::runtime::local_socket::{
-    Claim, CloseReason, ConnId, LocalInput, LocalServer, NotifyError, SocketError, SocketLimits,
-    claim,
+    Claim, CloseReason, ConnId, LocalInput, NotifyError, SocketError, SocketLimits, claim,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Nothing in these tests takes this long unless it hangs.
-const HANG: Duration = Duration::from_secs(20);
+use crate::bench::{Bench, ours, soon};
 
 /// A deadline that a test waits for.
 const SHORT: Duration = Duration::from_millis(200);
 
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    timeout(HANG, what).await.expect("nothing happened in time")
-}
-
-/// A socket in its own directory, and the daemon's end of it.
-struct Bench {
-    _dir: tempfile::TempDir,
-    path: PathBuf,
-    server: LocalServer,
-    inputs: mpsc::Receiver<LocalInput>,
-    stop: CancellationToken,
-}
-
 impl Bench {
-    fn start(limits: SocketLimits) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("run/commsd.sock");
-        let listener = ours(&path).bind().unwrap();
-        let (sender, inputs) = mpsc::channel(16);
-        let stop = CancellationToken::new();
-        let server = listener.serve(limits, sender, stop.clone());
-        Self { _dir: dir, path, server, inputs, stop }
-    }
-
-    async fn input(&mut self) -> LocalInput {
-        soon(self.inputs.recv()).await.expect("the server has stopped")
-    }
-
-    async fn connected(&mut self) -> ConnId {
-        match self.input().await {
-            LocalInput::Connected { conn, .. } => conn,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    async fn request(&mut self) -> (ConnId, RequestId, Request) {
-        match self.input().await {
-            LocalInput::Request { conn, id, request } => (conn, id, request),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    async fn disconnected(&mut self) -> (ConnId, CloseReason) {
-        match self.input().await {
-            LocalInput::Disconnected { conn, reason } => (conn, reason),
-            other => panic!("{other:?}"),
-        }
-    }
-
     /// A client that has said hello.
     async fn greeted(&mut self) -> (Raw, ConnId) {
         let mut client = Raw::connect(&self.path).await;
@@ -92,13 +41,6 @@ impl Bench {
         assert_eq!((from, request.method()), (conn, "whoami"));
         self.server.handle.reply(conn, &id, Ok(json!("pong")));
         assert_eq!(client.recv().await, json!({"jsonrpc": "2.0", "id": "ping", "result": "pong"}));
-    }
-}
-
-fn ours(path: &Path) -> commsd::runtime::local_socket::SocketClaim {
-    match claim(path).unwrap() {
-        Claim::Ours(claim) => claim,
-        Claim::Theirs(holder) => panic!("{holder:?}"),
     }
 }
 

@@ -3,4 +3,6 @@
 // Clippy's leave for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bench;
+mod cli;
 mod local_socket;

@@ -1,0 +1,294 @@
+//! The shape of the command line (`docs/interface.md`).
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use super::run::RunOptions;
+use crate::api::types::{Label, OwnStatus, PageSize, RoomType, Timing, Visibility, WaitSecs};
+
+/// Where help shows what every command takes.
+const GLOBAL: &str = "Global options";
+
+/// A per-machine daemon through which agents find each other and talk.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "commsd", version, max_term_width = 100, propagate_version = true)]
+pub struct Invocation {
+    /// Keep everything under DIR, apart from other daemons [env: COMMSD_HOME]
+    #[arg(long, value_name = "DIR", global = true, help_heading = GLOBAL)]
+    pub home: Option<PathBuf>,
+
+    /// The daemon's socket [env: COMMSD_SOCKET] [default: commsd/commsd.sock in the user's runtime
+    /// directory]
+    #[arg(long, value_name = "PATH", global = true, help_heading = GLOBAL)]
+    pub socket: Option<PathBuf>,
+
+    /// Print JSON, also for errors
+    #[arg(long, global = true, help_heading = GLOBAL)]
+    pub json: bool,
+
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// Run the daemon in the foreground
+    Run(RunOptions),
+
+    /// Print a completion script
+    Completions {
+        /// The shell that it is for
+        shell: Shell,
+    },
+
+    /// Ask the daemon
+    #[command(flatten)]
+    Client(ClientCommand),
+}
+
+/// Commands that the daemon answers.
+#[derive(Subcommand, Clone, Debug)]
+pub enum ClientCommand {
+    /// Show the daemon's state and health
+    Status {
+        /// List the limits too
+        #[arg(long)]
+        limits: bool,
+    },
+
+    /// Show the agent
+    Whoami {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+    },
+
+    /// List agents
+    Agents,
+
+    /// List rooms
+    Rooms {
+        /// Which rooms this agent can see
+        #[arg(id = "as", long, value_name = "NAME")]
+        agent: Option<Label>,
+    },
+
+    /// Create, join, read and run a room
+    #[command(subcommand)]
+    Room(RoomCommand),
+
+    /// Send a message to a room
+    Send {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+        /// Path, or unambiguous name
+        room: String,
+        /// What is said
+        #[command(flatten)]
+        message: MessageArgs,
+    },
+
+    /// Send a message to an agent
+    ///
+    /// A stranger is asked first; the outcome comes as an event.
+    Dm {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+        /// Id, its first 8 or more digits, or unambiguous name
+        #[arg(value_name = "AGENT")]
+        to: String,
+        /// What is said
+        #[command(flatten)]
+        message: MessageArgs,
+        /// Wait so long for a stranger's consent
+        #[arg(long, value_name = "SECS")]
+        wait: Option<WaitSecs>,
+    },
+
+    /// List what waits for the agent's yes or no
+    Pending {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+    },
+
+    /// Say yes to a waiting request
+    Accept {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+        /// What is answered
+        #[command(flatten)]
+        which: WhichRequest,
+    },
+
+    /// Say no to a waiting request
+    Reject {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+        /// What is answered
+        #[command(flatten)]
+        which: WhichRequest,
+        /// What to tell who asked
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
+    },
+
+    /// Print the agent's events and acknowledge them
+    Inbox {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+        /// Wait so long for the first event
+        #[arg(long, value_name = "SECS")]
+        wait: Option<WaitSecs>,
+        /// Print at most so many
+        #[arg(long, value_name = "N")]
+        max: Option<PageSize>,
+        /// Do not acknowledge
+        #[arg(long)]
+        peek: bool,
+    },
+
+    /// Print events as they come, one JSON object a line, and acknowledge them
+    Listen {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+    },
+
+    /// Change what others see of the agent
+    Update {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+        /// What changes
+        #[command(flatten)]
+        change: ChangeArgs,
+    },
+
+    /// Print the daemon's newest log events
+    Logs {
+        /// Go on as they come
+        #[arg(short, long)]
+        follow: bool,
+    },
+
+    /// Check the installation and say what to do
+    Doctor,
+}
+
+/// What can be done with one room.
+#[derive(Subcommand, Clone, Debug)]
+pub enum RoomCommand {
+    /// Create a room
+    Create {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+        /// Its name
+        name: String,
+        /// Who finds and joins it: public (everybody), private (the invited) or secret (only
+        /// members know it)
+        #[arg(long = "type", value_name = "TYPE")]
+        kind: Option<RoomType>,
+        /// What it is for
+        #[arg(long, value_name = "TEXT")]
+        description: Option<String>,
+    },
+    /// Join a room
+    Join(RoomArgs),
+    /// Leave a room
+    Leave(RoomArgs),
+    /// Show a room with its members
+    Members(RoomArgs),
+    /// Show messages
+    History {
+        /// Where
+        #[command(flatten)]
+        room: RoomArgs,
+        /// Only what follows the message with this number
+        #[arg(long, value_name = "SEQ")]
+        since: Option<u64>,
+        /// At most so many
+        #[arg(long, value_name = "N")]
+        limit: Option<PageSize>,
+    },
+    /// End a room
+    Destroy(RoomArgs),
+    /// Invite an agent
+    Invite(RoomAgentArgs),
+    /// Remove an agent
+    Kick(RoomAgentArgs),
+}
+
+/// The agent that a command acts as.
+#[derive(Args, Clone, Debug)]
+pub struct AsAgent {
+    /// Act as the agent of this name; it is created on first use and kept
+    #[arg(id = "as", long, value_name = "NAME")]
+    pub name: Label,
+}
+
+/// One room.
+#[derive(Args, Clone, Debug)]
+pub struct RoomArgs {
+    /// The agent.
+    #[command(flatten)]
+    pub agent: AsAgent,
+    /// Path, or unambiguous name
+    pub room: String,
+}
+
+/// One room and another agent.
+#[derive(Args, Clone, Debug)]
+pub struct RoomAgentArgs {
+    /// The room.
+    #[command(flatten)]
+    pub room: RoomArgs,
+    /// Id, its first 8 or more digits, or unambiguous name
+    #[arg(value_name = "AGENT")]
+    pub target: String,
+}
+
+/// What is sent.
+#[derive(Args, Clone, Debug)]
+pub struct MessageArgs {
+    /// The message; `-` reads it from stdin
+    pub text: String,
+    /// When to react: steer (at once), followUp (after the running task) or info (whenever)
+    #[arg(long)]
+    pub timing: Option<Timing>,
+    /// Id of the message that this answers
+    #[arg(long, value_name = "ID")]
+    pub reply_to: Option<String>,
+}
+
+/// A waiting request.
+#[derive(Args, Clone, Debug)]
+pub struct WhichRequest {
+    /// The request's id from `pending`, or the path of its room or DM
+    #[arg(value_name = "ID|ROOM")]
+    pub id_or_room: String,
+    /// Who asks, after a room
+    pub requester: Option<String>,
+}
+
+/// What an agent changes of itself.
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = true)]
+pub struct ChangeArgs {
+    /// What the agent is doing: active, idle or busy
+    #[arg(long)]
+    pub status: Option<OwnStatus>,
+    /// Who may see the agent: visible (everybody), hidden (its rooms) or ghost (nobody)
+    #[arg(long)]
+    pub visibility: Option<Visibility>,
+}

@@ -1,0 +1,123 @@
+//! The command line: arguments in, requests to the local API, text or JSON out. It knows the API and
+//! nothing else of commsd; only [`run`] describes the daemon's own flags, for `main` to act on.
+//!
+//! Results go to stdout, everything said about them to stderr. No colour is used.
+
+mod args;
+mod client;
+mod doctor;
+mod output;
+pub mod run;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
+
+pub use args::{ClientCommand, Command, Invocation};
+pub use output::{print, report};
+
+use crate::api::types::ApiError;
+
+/// Exit codes (`docs/interface.md`).
+pub mod exit {
+    /// Done; queued and waiting for consent are done.
+    pub const DONE: u8 = 0;
+    /// Refused or failed.
+    pub const FAILED: u8 = 1;
+    /// The command line cannot be used.
+    pub const USAGE: u8 = 2;
+    /// No daemon answers.
+    pub const NO_DAEMON: u8 = 4;
+    /// The configuration, or the daemon's command line, cannot be used.
+    pub const CONFIG: u8 = 64;
+    /// Interrupted from the terminal.
+    pub const INTERRUPTED: u8 = 130;
+}
+
+/// Where the daemon and its files are, as the configuration says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Its identities.
+    pub agent_comms_dir: PathBuf,
+}
+
+/// Reads the command line. Help and usage errors are printed here; what is left is the exit code.
+///
+/// # Errors
+/// The exit code, when there is nothing to do or the command line cannot be used.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let error = match Invocation::try_parse_from(&args) {
+        Ok(invocation) => return Ok(invocation),
+        Err(error) => error,
+    };
+    let text = error.to_string();
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        return Err(print(&text));
+    }
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let code = if means_run(&args) { exit::CONFIG } else { exit::USAGE };
+    if args.iter().any(|arg| arg == "--json") {
+        let (message, todo) = text.split_once("\n\n").unwrap_or((text, "see --help"));
+        return Err(report(&ApiError::new("usage", message, todo.trim_end()), true, code));
+    }
+    Err(output::report_usage(text, code))
+}
+
+/// Whether a command line that cannot be used was one for the daemon.
+fn means_run(args: &[OsString]) -> bool {
+    let lenient = Invocation::command().ignore_errors(true).try_get_matches_from(args);
+    lenient.is_ok_and(|matches| matches.subcommand_name() == Some("run"))
+}
+
+/// The completion script for a shell.
+#[must_use]
+pub fn completions(shell: clap_complete::Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Invocation::command(), "commsd", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Carries out a command against the daemon at `endpoint`.
+pub fn execute(command: ClientCommand, endpoint: &Endpoint, json: bool) -> ExitCode {
+    let command = match client::with_stdin(command, std::io::stdin().lock()) {
+        Ok(command) => command,
+        Err(error) => return report(&error, json, exit::FAILED),
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let error = ApiError::plain("internal", format!("cannot start a runtime: {error}"));
+            return report(&error, json, exit::FAILED);
+        }
+    };
+    let done = runtime.block_on(async {
+        tokio::select! {
+            done = client::execute(command, endpoint, json) => done,
+            _ = tokio::signal::ctrl_c() => Ok(exit::INTERRUPTED),
+        }
+    });
+    match done {
+        Ok(code) => code.into(),
+        Err(client::Failure::Api(error)) => {
+            let code = match error.code.as_str() {
+                ApiError::NO_DAEMON => exit::NO_DAEMON,
+                _ => exit::FAILED,
+            };
+            report(&error, json, code)
+        }
+        // Who reads our output has had enough of it.
+        Err(client::Failure::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            exit::DONE.into()
+        }
+        Err(client::Failure::Output(error)) => {
+            let error = ApiError::plain("output", format!("cannot write to stdout: {error}"));
+            report(&error, json, exit::FAILED)
+        }
+    }
+}

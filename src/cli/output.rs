@@ -1,0 +1,257 @@
+//! What reaches the terminal: JSON or plain text on stdout, complaints on stderr. Everything that a
+//! stranger may have written passes an escape here.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::exit;
+use crate::api::types::{ApiError, Event};
+use crate::codec::text::escape_untrusted;
+
+/// Writes a text to stdout as it is. A reader that has gone is no failure.
+#[must_use]
+pub fn print(text: &str) -> ExitCode {
+    match write_out(text) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => exit::FAILED.into(),
+        _ => exit::DONE.into(),
+    }
+}
+
+/// Tells on stderr what went wrong, and returns `code` as the exit code.
+#[must_use]
+pub fn report(error: &ApiError, json: bool, code: u8) -> ExitCode {
+    let ApiError { code: name, message, todo } = error;
+    let text = if json {
+        json_line(&json!({"error": {"code": name, "message": message, "todo": todo}}))
+    } else {
+        let todo = todo.as_ref().map(|todo| format!("{}\n", escape_untrusted(todo)));
+        format!("commsd: {}\n{}", escape_untrusted(message), todo.unwrap_or_default())
+    };
+    complain(&text, code)
+}
+
+/// Tells on stderr how the command line should look. Only the lines are ours, what stands in them may
+/// be an argument.
+pub(super) fn report_usage(text: &str, code: u8) -> ExitCode {
+    let lines: Vec<_> = text.trim_end().lines().map(escape_untrusted).collect();
+    complain(&format!("commsd: {}\n", lines.join("\n")), code)
+}
+
+fn complain(text: &str, code: u8) -> ExitCode {
+    // There is nobody left to tell when stderr is gone.
+    let _ = io::stderr().write_all(text.as_bytes());
+    code.into()
+}
+
+/// Writes to stdout and flushes, so that what counts as printed is printed.
+pub(super) fn write_out(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// One line of JSON, with the line feed. Characters that act on a terminal are written as `\u` escapes,
+/// which JSON readers turn back.
+pub(super) fn json_line(value: &impl Serialize) -> String {
+    let text = serde_json::to_string(value).unwrap_or_else(|_| "null".into());
+    let mut out = String::with_capacity(text.len() + 1);
+    let mut utf16 = [0; 2];
+    for c in text.chars() {
+        let alone = c.encode_utf8(&mut [0; 4]).to_owned();
+        // Below DEL, JSON has already escaped what acts; such characters occur only inside texts.
+        if c >= '\u{7f}' && escape_untrusted(&alone) != alone {
+            for unit in c.encode_utf16(&mut utf16) {
+                out.push_str(&format!("\\u{unit:04x}"));
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    out.push('\n');
+    out
+}
+
+/// Columns of equal width, two spaces apart; nothing for no rows. Cells are escaped.
+pub(super) fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let header = header.map(str::to_owned);
+    let escaped: Vec<[String; N]> = std::iter::once(&header)
+        .chain(rows)
+        .map(|row| row.each_ref().map(|cell| escape_untrusted(cell)))
+        .collect();
+    let mut widths = [0; N];
+    for row in &escaped {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    for row in &escaped {
+        let mut line = String::new();
+        for (width, cell) in widths.iter().zip(row) {
+            line.push_str(&format!("{cell:<width$}  "));
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// `label  value` lines, values escaped.
+pub(super) fn fields(rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
+    rows.iter()
+        .map(|(label, value)| {
+            let line = format!("{label:<width$}  {}", escape_untrusted(value));
+            format!("{}\n", line.trim_end())
+        })
+        .collect()
+}
+
+/// The first 12 digits of an id, as names are shown beside them.
+pub(super) fn short(id: &str) -> String {
+    id.chars().take(12).collect()
+}
+
+/// A duration in its two largest units.
+pub(super) fn duration(ms: u64) -> String {
+    let seconds = ms / 1000;
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, m) => format!("{m} min {} s", seconds % 60),
+        (0, h, m) => format!("{h} h {m} min"),
+        (d, h, _) => format!("{d} d {h} h"),
+    }
+}
+
+/// A mailbox event on one line for people. Members of types that are not known here follow as
+/// `name=value`.
+pub(super) fn event_line(event: &Event) -> String {
+    let text = |value: Option<&Value>| match value {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    let member = |name: &str| text(event.body.get(name));
+    let message = |name: &str| text(event.body.get("message").and_then(|m| m.get(name)));
+    let delivery = |name: &str| text(event.body.get("delivery").and_then(|d| d.get(name)));
+    let prefix = match message("streamingBehavior").as_str() {
+        "steer" => "[STEER] ",
+        "followUp" => "[FOLLOWUP] ",
+        _ => "",
+    };
+    let line = match event.kind() {
+        "room_message" => {
+            format!("{prefix}[{}] {}: {}", message("room"), message("from"), message("content"))
+        }
+        "dm" => format!("{prefix}DM {}: {}", message("from"), message("content")),
+        "room_invite" => format!(
+            "{} invites to \"{}\" {}",
+            member("fromName"),
+            member("room"),
+            member("roomDescription")
+        ),
+        "member_joined" => format!("{} joined {}", member("agent"), member("room")),
+        "member_left" => format!("{} left {}", member("agent"), member("room")),
+        "member_status" => {
+            format!("{} is {} in {}", member("agent"), member("status"), member("room"))
+        }
+        "delivery_status" => {
+            let detail = [delivery("reason"), delivery("code"), member("room")];
+            let detail: Vec<_> = detail.into_iter().filter(|part| !part.is_empty()).collect();
+            format!(
+                "message {} to {}: {} {}",
+                member("messageId"),
+                member("agent"),
+                delivery("status"),
+                detail.join(" ")
+            )
+        }
+        "invite_declined" => format!(
+            "{} declined the invite to {}: \"{}\"",
+            member("agentName"),
+            member("room"),
+            member("reason")
+        ),
+        "name_changed" => {
+            format!("{} is now called {}", member("oldName"), member("newName"))
+        }
+        "room_join_request" => {
+            format!("{} asks to join {}", member("requesterId"), member("room"))
+        }
+        "capability_request" => format!(
+            "{} asks for \"{}\" (request {})",
+            member("requesterDevice"),
+            member("capability"),
+            member("requestId")
+        ),
+        "connection_request" => format!(
+            "{} ({}, fingerprint {}) asks to connect",
+            member("peerId"),
+            member("name"),
+            member("fingerprint")
+        ),
+        kind => {
+            let rest = event.body.iter().filter(|(name, _)| *name != "type");
+            rest.fold(kind.to_owned(), |line, (name, value)| {
+                format!("{line} {name}={}", text(Some(value)))
+            })
+        }
+    };
+    escape_untrusted(&format!("{}  {}", event.seq, line.trim_end())) + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_lines_are_inert_on_a_terminal_and_read_back() {
+        let value = json!({"name": "a\u{9b}31m\u{202e}\u{e0041}é\n\u{1b}[2J\"👍"});
+        let line = json_line(&value);
+        assert!(line.ends_with('\n'));
+        let shown = line.trim_end();
+        assert!(!shown.chars().any(|c| c.is_control() || c == '\u{202e}' || c == '\u{e0041}'));
+        assert!(shown.contains("é") && shown.contains("👍"));
+        assert_eq!(serde_json::from_str::<Value>(shown).unwrap(), value);
+    }
+
+    #[test]
+    fn tables_are_aligned_and_escaped() {
+        let rows = [["a".to_owned(), "x\u{1b}[1m".to_owned()], ["ééé".to_owned(), String::new()]];
+        assert_eq!(table(["ID", "NAME"], &rows), "ID   NAME\na    x\\u{1b}[1m\nééé\n");
+        assert_eq!(table(["ID", "NAME"], &[]), "");
+        assert_eq!(
+            fields(&[("id", "1".into()), ("name", "a\nb".into())]),
+            "id    1\nname  a\\u{a}b\n"
+        );
+    }
+
+    #[test]
+    fn durations_have_two_units() {
+        for (ms, text) in
+            [(999, "0 s"), (61_000, "1 min 1 s"), (3_600_000, "1 h 0 min"), (90_000_000, "1 d 1 h")]
+        {
+            assert_eq!(duration(ms), text);
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_line_whatever_it_says() {
+        let event = |json: Value| -> Event { serde_json::from_value(json).unwrap() };
+        let dm = event(json!({"seq": 4, "type": "dm", "message": {"id": "1", "from": "ab",
+            "content": "hi\n5  DM eve: trust me", "streamingBehavior": "steer"}}));
+        assert_eq!(event_line(&dm), "4  [STEER] DM ab: hi\\u{a}5  DM eve: trust me\n");
+        let status = event(json!({"seq": 5, "type": "delivery_status", "messageId": "m",
+            "agent": "ab", "delivery": {"status": "queued", "reason": "timeout"}}));
+        assert_eq!(event_line(&status), "5  message m to ab: queued timeout\n");
+        let unknown = event(json!({"seq": 6, "type": "new_thing", "b": 2, "a": "x"}));
+        assert_eq!(event_line(&unknown), "6  new_thing a=x b=2\n");
+    }
+}

@@ -1,0 +1,724 @@
+//! The command line: the real binary against a fake daemon, or against none.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::Stdio;
+
+use commsd::api::types::{
+    AcceptParams, ApiError, AttachParams, Call, DmParams, EventsAckParams, EventsSubscribeParams,
+    InboxParams, LogsParams, OwnStatus, PROGRAM_VERSION, RejectParams, Request, RoomCreateParams,
+    RoomDestroyParams, RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams,
+    RoomLeaveParams, RoomMembersParams, RoomType, RoomsParams, SendParams, StatusParams, Timing,
+    UpdateParams, Visibility, WhoamiParams,
+};
+use commsd::runtime::local_socket::{CloseReason, ConnId, LocalInput, SocketLimits};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::bench::{Bench, ours, soon};
+
+/// What a command left behind.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+    /// What it asked, `attach` included.
+    requests: Vec<Request>,
+}
+
+impl Ran {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).expect(&self.stdout)
+    }
+
+    /// The error that `--json` puts on stderr; stdout is empty then.
+    fn error(&self) -> Value {
+        assert_eq!(self.stdout, "");
+        let line: Value = serde_json::from_str(&self.stderr).expect(&self.stderr);
+        line["error"].clone()
+    }
+}
+
+/// The binary in an environment that knows nothing but `place`, so that it cannot find a real daemon.
+fn commsd(place: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_commsd"));
+    command
+        .args(args)
+        .env_clear()
+        .env("HOME", place)
+        .env("XDG_RUNTIME_DIR", place)
+        .env("COMMSD_NO_BROADCAST", "1")
+        .current_dir(place)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+async fn finish(child: Child) -> Ran {
+    let output = soon(child.wait_with_output()).await.unwrap();
+    Ran {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+        requests: Vec::new(),
+    }
+}
+
+/// Runs without any daemon.
+async fn alone(place: &Path, args: &[&str]) -> Ran {
+    finish(commsd(place, args).spawn().unwrap()).await
+}
+
+fn start(bench: &Bench, args: &[&str]) -> Child {
+    let place = bench.path.parent().unwrap();
+    commsd(place, args).env("COMMSD_SOCKET", &bench.path).spawn().unwrap()
+}
+
+/// Runs against a daemon that answers with what `answer` says, and grants every `attach`.
+async fn served(
+    bench: &mut Bench,
+    args: &[&str],
+    answer: impl Fn(&Request) -> Result<Value, ApiError>,
+) -> Ran {
+    let running = finish(start(bench, args));
+    serve(bench, running, answer).await
+}
+
+async fn serve(
+    bench: &mut Bench,
+    running: impl Future<Output = Ran>,
+    answer: impl Fn(&Request) -> Result<Value, ApiError>,
+) -> Ran {
+    let mut requests = Vec::new();
+    let mut running = std::pin::pin!(running);
+    loop {
+        let input = tokio::select! {
+            ran = &mut running => return Ran { requests, ..ran },
+            input = bench.inputs.recv() => input.unwrap(),
+        };
+        if let LocalInput::Request { conn, id, request } = input {
+            let answer = match &request {
+                Request::Attach(_) => Ok(attached(Value::Null)),
+                other => answer(other),
+            };
+            requests.push(request);
+            bench.server.handle.reply(conn, &id, answer);
+        }
+    }
+}
+
+fn attached(reason: Value) -> Value {
+    json!({"agent": "ab".repeat(32), "name": "ann", "slot": "cli/ann", "seq": 0,
+           "ephemeral": false, "reason": reason})
+}
+
+fn whoami() -> Value {
+    json!({"id": "ab".repeat(32), "name": "ann", "harness": "cli", "cwd": "/srv",
+           "status": "active", "visibility": "visible", "tags": ["x"], "rooms": [],
+           "principal": null, "machine": null, "version": "0.1.0"})
+}
+
+fn room() -> Value {
+    json!({"path": "ab/general", "name": "general", "type": "public", "owner": "ab",
+           "description": "talk", "members": [{"id": "ab", "name": null, "status": null}]})
+}
+
+fn sent(status: &str) -> Value {
+    json!({"messageId": "0f", "deliveries": [{"agent": "cd".repeat(32), "status": status}]})
+}
+
+fn status(health: Value) -> Value {
+    json!({"version": PROGRAM_VERSION, "pid": 7, "uptimeMs": 61_000, "device": "ee".repeat(32),
+           "port": {"number": 19876, "held": true},
+           "coordinator": {"holder": null, "term": 0, "held": false},
+           "peers": [{"device": "cd".repeat(32), "address": "127.0.0.1:4000", "sessions": 1,
+                      "machineLocal": true, "since": "2026-11-29T21:51:37.991Z"}],
+           "agents": 1, "queues": {"outgoing": 2, "inbound": 0, "oldestMs": 5_000},
+           "health": health})
+}
+
+fn events(numbers: &[u64]) -> Value {
+    let event = |seq: &u64| json!({"seq": seq, "type": "dm", "message": {"id": "1", "from": "cd", "content": "hi"}});
+    json!({"events": numbers.iter().map(event).collect::<Vec<_>>(), "more": false})
+}
+
+fn label<T: std::str::FromStr<Err = String>>(text: &str) -> T {
+    text.parse().unwrap()
+}
+
+/// What a command does, by its arguments: the request behind `attach` and the answer to it.
+type Case = (&'static [&'static str], Request, Value);
+
+fn cases() -> Vec<Case> {
+    let text = |text: &str| String::from(text).try_into().unwrap();
+    let s = String::from;
+    let pending = json!({"id": "9", "kind": "room", "room": "ab/general", "requester": "cd",
+                         "requesterName": "eve", "at": "2026-11-29T21:51:37.991Z"});
+    vec![
+        (&["whoami", "--as", "ann"], WhoamiParams {}.into(), whoami()),
+        (
+            &["rooms", "--as", "ann"],
+            RoomsParams {}.into(),
+            json!({"rooms": [{"path": "ab/general", "name": "general", "type": "secret",
+                              "owner": "ab", "description": "", "members": 3, "joined": true}]}),
+        ),
+        (
+            &[
+                "room",
+                "create",
+                "--as",
+                "ann",
+                "general",
+                "--type",
+                "private",
+                "--description",
+                "t",
+            ],
+            RoomCreateParams {
+                name: s("general"),
+                r#type: Some(RoomType::Private),
+                description: Some(s("t")),
+            }
+            .into(),
+            room(),
+        ),
+        (
+            &["room", "join", "--as", "ann", "general"],
+            RoomJoinParams { room: s("general") }.into(),
+            room(),
+        ),
+        (
+            &["room", "leave", "general", "--as", "ann"],
+            RoomLeaveParams { room: s("general") }.into(),
+            room(),
+        ),
+        (
+            &["room", "members", "--as", "ann", "general"],
+            RoomMembersParams { room: s("general") }.into(),
+            room(),
+        ),
+        (
+            &["room", "destroy", "--as", "ann", "general"],
+            RoomDestroyParams { room: s("general") }.into(),
+            room(),
+        ),
+        (
+            &["room", "invite", "--as", "ann", "general", "bob"],
+            RoomInviteParams { room: s("general"), agent: s("bob") }.into(),
+            room(),
+        ),
+        (
+            &["room", "kick", "--as", "ann", "general", "bob"],
+            RoomKickParams { room: s("general"), agent: s("bob") }.into(),
+            room(),
+        ),
+        (
+            &["room", "history", "--as", "ann", "general", "--since", "4", "--limit", "10"],
+            RoomHistoryParams { room: s("general"), since: Some(4), limit: Some(label("10")) }
+                .into(),
+            json!({"messages": [{"seq": 5, "id": "1", "from": "cd", "fromName": "eve",
+                "at": "2026-11-29T21:51:37.991Z", "text": "hi", "replyTo": null, "readBy": []}],
+                "more": true}),
+        ),
+        (
+            &["send", "--as", "ann", "general", "hello all", "--timing", "followUp"],
+            SendParams {
+                room: s("general"),
+                text: text("hello all"),
+                timing: Some(Timing::FollowUp),
+                reply_to: None,
+            }
+            .into(),
+            sent("queued"),
+        ),
+        (
+            &["dm", "--as", "ann", "bob", "psst", "--reply-to", "0e", "--wait", "3"],
+            DmParams {
+                agent: s("bob"),
+                text: text("psst"),
+                timing: None,
+                reply_to: Some(s("0e")),
+                wait: Some(label("3")),
+            }
+            .into(),
+            sent("awaiting_consent"),
+        ),
+        (
+            &["pending", "--as", "ann"],
+            Request::parse("pending.list", None).unwrap(),
+            json!({"requests": [pending]}),
+        ),
+        (
+            &["accept", "--as", "ann", "9"],
+            AcceptParams { id: Some(s("9")), room: None, requester: None }.into(),
+            json!({"request": pending, "accepted": true}),
+        ),
+        (
+            &["reject", "--as", "ann", "ab/general", "cd", "--reason", "no"],
+            RejectParams {
+                id: None,
+                room: Some(s("ab/general")),
+                requester: Some(s("cd")),
+                reason: Some(s("no")),
+            }
+            .into(),
+            json!({"request": pending, "accepted": false}),
+        ),
+        (
+            &["inbox", "--as", "ann", "--wait", "2", "--max", "5", "--peek"],
+            InboxParams { wait: Some(label("2")), max: Some(label("5")), peek: Some(true) }.into(),
+            events(&[3, 4]),
+        ),
+        (
+            &["update", "--as", "ann", "--status", "busy", "--visibility", "hidden"],
+            UpdateParams {
+                status: Some(OwnStatus::Busy),
+                visibility: Some(Visibility::Hidden),
+                name: None,
+                tags: None,
+            }
+            .into(),
+            whoami(),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn every_command_attaches_asks_and_prints_the_answer() {
+    let mut bench = Bench::start(SocketLimits::default());
+    for (args, request, answer) in cases() {
+        let json_args = [args, &["--json"]].concat();
+        let ran = served(&mut bench, &json_args, |_| Ok(answer.clone())).await;
+        assert_eq!(ran.code, Some(0), "{args:?} {ran:?}");
+        assert_eq!(ran.json(), answer, "{args:?}");
+        assert_eq!(ran.stdout.lines().count(), 1, "{args:?}");
+        assert_eq!(ran.stderr, "", "{args:?}");
+        let [Request::Attach(attach), asked] = ran.requests.as_slice() else {
+            panic!("{args:?} {ran:?}");
+        };
+        assert_eq!(asked, &request, "{args:?}");
+        let AttachParams { harness, key, name, cwd, ephemeral, .. } = attach;
+        assert_eq!(harness.as_str(), "cli");
+        assert_eq!(key.as_ref().unwrap().as_str(), "ann");
+        assert_eq!((name.as_deref(), ephemeral), (Some("ann"), &None));
+        assert_eq!(Path::new(cwd), bench.path.parent().unwrap().canonicalize().unwrap());
+
+        // For people: something, and neither colour nor anything else that acts on a terminal.
+        let ran = served(&mut bench, args, |_| Ok(answer.clone())).await;
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{args:?}");
+        assert!(ran.stdout.ends_with('\n'), "{args:?}");
+        assert!(!ran.stdout.chars().any(|c| c.is_control() && c != '\n'), "{args:?}");
+    }
+}
+
+#[tokio::test]
+async fn operators_ask_without_attaching() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let limits = json!([{"name": "line", "value": 5, "unit": "bytes", "text": "a line"}]);
+    let mut answer = status(json!([]));
+    answer["limits"] = limits;
+    let ran = served(&mut bench, &["status", "--limits", "--json"], |_| Ok(answer.clone())).await;
+    assert_eq!(ran.requests, [StatusParams { limits: Some(true) }.into()]);
+    assert_eq!(ran.json(), answer);
+    let ran = served(&mut bench, &["status"], |_| Ok(answer.clone())).await;
+    assert_eq!(ran.requests, [StatusParams { limits: None }.into()]);
+    for part in ["1 min 1 s", "19876, held by this daemon", "oldest 5 s", "healthy"] {
+        assert!(ran.stdout.contains(part), "{part}: {}", ran.stdout);
+    }
+
+    let agents = json!({"agents": [{"id": "cd".repeat(32), "name": "eve",
+        "names": {"petname": null, "self": "eve", "machine": null}, "harness": "pi", "cwd": null,
+        "status": "idle", "visibility": "visible", "tags": [], "rooms": [], "local": false,
+        "machine": null}]});
+    let ran = served(&mut bench, &["agents", "--json"], |_| Ok(agents.clone())).await;
+    assert_eq!(ran.json(), agents);
+    let ran = served(&mut bench, &["agents"], |_| Ok(agents.clone())).await;
+    assert!(ran.stdout.contains("not proven") && ran.stdout.contains("not shared"));
+    let ran = served(&mut bench, &["rooms"], |_| Ok(json!({"rooms": []}))).await;
+    assert_eq!((ran.stdout.as_str(), ran.requests.len()), ("no rooms\n", 1));
+}
+
+#[tokio::test]
+async fn a_message_that_is_lost_fails_and_one_that_waits_does_not() {
+    let mut bench = Bench::start(SocketLimits::default());
+    for (status, code) in [
+        ("delivered", 0),
+        ("queued", 0),
+        ("awaiting_consent", 0),
+        ("refused", 1),
+        ("dropped", 1),
+        ("expired", 1),
+    ] {
+        let args = ["send", "--as", "ann", "general", "hi", "--json"];
+        let ran = served(&mut bench, &args, |_| Ok(sent(status))).await;
+        assert_eq!(ran.code, Some(code), "{status}");
+        // The result is a result all the same.
+        assert_eq!(ran.json(), sent(status));
+    }
+}
+
+#[tokio::test]
+async fn what_the_daemon_refuses_is_told_with_what_to_do() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let refuse = |_: &Request| {
+        let message = "2 agents are called \"bo\u{1b}[2Jb\": 01, 02\ncommsd: all is well";
+        Err(ApiError::new("ambiguous_agent", message, "use an id"))
+    };
+    let args = ["dm", "--as", "ann", "bob", "hi"];
+    let ran = served(&mut bench, &args, refuse).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""));
+    assert_eq!(
+        ran.stderr,
+        "commsd: 2 agents are called \"bo\\u{1b}[2Jb\": 01, 02\\u{a}commsd: all is well\nuse an id\n"
+    );
+    let ran = served(&mut bench, &[&args[..], &["--json"]].concat(), refuse).await;
+    assert_eq!(ran.code, Some(1));
+    assert_eq!(ran.error()["code"], "ambiguous_agent");
+    assert_eq!(ran.error()["todo"], "use an id");
+}
+
+#[tokio::test]
+async fn nobody_acts_as_somebody_else() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let running = finish(start(&bench, &["whoami", "--as", "ann", "--json"]));
+    let daemon = async {
+        bench.connected().await;
+        let (conn, id, _) = bench.request().await;
+        let answer = attached(json!("another client has it; you are ann-2"));
+        bench.server.handle.reply(conn, &id, Ok(answer));
+        // Nothing is asked in the wrong name.
+        bench.disconnected().await;
+    };
+    let (ran, ()) = tokio::join!(running, daemon);
+    assert_eq!(ran.code, Some(1));
+    assert_eq!(ran.error()["code"], "agent_in_use");
+    assert!(ran.error()["message"].as_str().unwrap().contains("you are ann-2"));
+}
+
+#[tokio::test]
+async fn text_from_strangers_is_inert() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let evil = "x\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}\ny";
+    let mut answer = room();
+    answer["description"] = json!(evil);
+    answer["members"][0]["name"] = json!(evil);
+    let ran =
+        served(&mut bench, &["room", "members", "--as", "a", "r"], |_| Ok(answer.clone())).await;
+    assert_eq!(ran.stdout.matches("owned").count(), 2);
+    assert!(!ran.stdout.contains(['\u{1b}', '\u{7}', '\u{9b}', '\u{202e}']));
+    assert!(!ran.stdout.contains("\ny"));
+    let args = ["room", "members", "--as", "a", "r", "--json"];
+    let ran = served(&mut bench, &args, |_| Ok(answer.clone())).await;
+    assert!(!ran.stdout.trim_end().contains(|c: char| c.is_control() || c == '\u{202e}'));
+    assert_eq!(ran.json(), answer);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Events
+
+#[tokio::test]
+async fn the_inbox_acknowledges_what_it_has_printed() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let answer = |request: &Request| match request {
+        Request::Inbox(_) => Ok(events(&[3, 7])),
+        Request::EventsAck(ack) => Ok(json!({"seq": ack.seq})),
+        other => panic!("{other:?}"),
+    };
+    let ran = served(&mut bench, &["inbox", "--as", "ann"], answer).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "3  DM cd: hi\n7  DM cd: hi\n"));
+    assert_eq!(ran.requests[2], EventsAckParams { seq: 7 }.into());
+
+    let ran = served(&mut bench, &["inbox", "--as", "ann", "--peek"], answer).await;
+    assert_eq!(ran.requests.len(), 2);
+    // When the time is up without events there is nothing to acknowledge, and nothing is wrong.
+    let ran =
+        served(&mut bench, &["inbox", "--as", "ann", "--wait", "1", "--json"], |_| Ok(events(&[])))
+            .await;
+    assert_eq!((ran.code, ran.requests.len()), (Some(0), 2));
+    assert_eq!(ran.json(), events(&[]));
+}
+
+#[tokio::test]
+async fn what_could_not_be_printed_is_not_acknowledged_and_a_closed_pipe_is_quiet() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let mut child = start(&bench, &["inbox", "--as", "ann", "--json"]);
+    drop(child.stdout.take());
+    let ran = serve(&mut bench, finish(child), |_| Ok(events(&[3]))).await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(!ran.requests.iter().any(|request| request.method() == EventsAckParams::METHOD));
+}
+
+/// A `listen` whose subscription is up.
+async fn listening(bench: &mut Bench) -> (Child, ConnId) {
+    let child = start(bench, &["listen", "--as", "ann"]);
+    let conn = bench.connected().await;
+    let (_, id, _) = bench.request().await;
+    bench.server.handle.reply(conn, &id, Ok(attached(Value::Null)));
+    let (_, id, request) = bench.request().await;
+    assert_eq!(request, EventsSubscribeParams { after: None }.into());
+    bench.server.handle.reply(conn, &id, Ok(json!({"after": 0, "head": 0})));
+    (child, conn)
+}
+
+#[tokio::test]
+async fn listening_prints_lines_and_acknowledges_behind_them() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let (mut child, conn) = listening(&mut bench).await;
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // More than the client buffers, while the acknowledgement is not answered.
+    for seq in 1..=200 {
+        let event = json!({"seq": seq, "type": "dm", "message": {"content": "a\nb"}});
+        bench.server.handle.notify(conn, "event", event).unwrap();
+    }
+    let (_, first, request) = bench.request().await;
+    let Request::EventsAck(EventsAckParams { seq: acked }) = request else {
+        panic!("{request:?}");
+    };
+    for seq in 1..=200 {
+        let line: Value =
+            serde_json::from_str(&soon(lines.next_line()).await.unwrap().unwrap()).unwrap();
+        assert_eq!(line["seq"], seq);
+        assert_eq!(line["message"]["content"], "a\nb");
+    }
+    bench.server.handle.reply(conn, &first, Ok(json!({"seq": acked})));
+    let mut last = acked;
+    while last < 200 {
+        let (_, id, request) = bench.request().await;
+        let Request::EventsAck(ack) = request else { panic!("{request:?}") };
+        assert!(ack.seq > last);
+        last = ack.seq;
+        bench.server.handle.reply(conn, &id, Ok(json!({"seq": last})));
+    }
+    assert_eq!(last, 200);
+
+    bench.server.handle.close(conn, CloseReason("replaced"));
+    let ran = finish(child).await;
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.contains("(replaced)"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn an_interrupt_ends_with_130() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let (child, conn) = listening(&mut bench).await;
+    let pid = i32::try_from(child.id().unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(bench.disconnected().await, (conn, CloseReason::CLIENT));
+    let output = soon(child.wait_with_output()).await.unwrap();
+    assert_eq!((output.status.code(), output.status.signal()), (Some(130), None));
+}
+
+#[tokio::test]
+async fn logs_come_page_by_page_and_then_as_they_happen() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let event = |seq: u64| json!({"seq": seq, "event": "x"});
+    let ran = served(&mut bench, &["logs"], |request| match request {
+        Request::Logs(LogsParams { after: None, follow: None, .. }) => {
+            Ok(json!({"events": [event(4), event(5)], "more": true}))
+        }
+        Request::Logs(LogsParams { after: Some(5), follow: None, .. }) => {
+            Ok(json!({"events": [event(6)], "more": false}))
+        }
+        other => panic!("{other:?}"),
+    })
+    .await;
+    let numbers = |text: &str| -> Vec<u64> {
+        let read = |line: &str| serde_json::from_str::<Value>(line).unwrap()["seq"].as_u64();
+        text.lines().map(|line| read(line).unwrap()).collect()
+    };
+    assert_eq!((ran.code, numbers(&ran.stdout)), (Some(0), vec![4, 5, 6]));
+
+    let running = finish(start(&bench, &["logs", "-f"]));
+    let daemon = async {
+        let conn = bench.connected().await;
+        let (_, id, request) = bench.request().await;
+        assert_eq!(request, LogsParams { follow: Some(true), after: None, max: None }.into());
+        let handle = &bench.server.handle;
+        handle.reply(conn, &id, Ok(json!({"events": [event(4)], "more": true})));
+        handle.notify(conn, "log", event(5)).unwrap();
+        handle.close(conn, CloseReason::SHUTDOWN);
+    };
+    let (ran, ()) = tokio::join!(running, daemon);
+    assert_eq!((ran.code, numbers(&ran.stdout)), (Some(1), vec![4, 5]));
+    assert!(ran.stderr.contains("(shutdown)"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn a_dash_sends_what_stdin_says() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let place = bench.path.parent().unwrap().to_owned();
+    let mut child = commsd(&place, &["send", "--as", "ann", "general", "-", "--json"])
+        .env("COMMSD_SOCKET", &bench.path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    soon(stdin.write_all("first\n\u{1b}second\n".as_bytes())).await.unwrap();
+    drop(stdin);
+    let ran = serve(&mut bench, finish(child), |_| Ok(sent("delivered"))).await;
+    assert_eq!(ran.code, Some(0));
+    let Request::Send(send) = &ran.requests[1] else { panic!("{ran:?}") };
+    assert_eq!(send.text.as_str(), "first\n\u{1b}second");
+
+    // Endless input is not read to its end.
+    let mut child = commsd(&place, &["send", "--as", "ann", "general", "-", "--json"])
+        .env("COMMSD_SOCKET", &bench.path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let feeding = async move { while stdin.write_all(&[b'x'; 65_536]).await.is_ok() {} };
+    let (ran, ()) = tokio::join!(finish(child), feeding);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.error()["message"].as_str().unwrap().contains("131072"), "{ran:?}");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Without a daemon
+
+#[tokio::test]
+async fn exit_codes_tell_usage_configuration_and_no_daemon_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("bad.toml"), "# mine\nport = 1\nprot = 2\n").unwrap();
+    for (args, code) in [
+        (&["--version"][..], 0),
+        (&["--help"], 0),
+        (&["room", "--help"], 0),
+        (&["completions", "fish"], 0),
+        (&[], 2),
+        (&["burn"], 2),
+        (&["send", "--as", "ann", "general"], 2),
+        (&["send", "general", "hi"], 2),
+        (&["inbox", "--as", "ann", "--wait", "soon"], 2),
+        (&["update", "--as", "ann"], 2),
+        (&["status"], 4),
+        (&["whoami", "--as", "ann"], 4),
+        (&["doctor"], 1),
+        (&["run", "--check"], 0),
+        (&["run", "--prot", "1"], 64),
+        (&["--home", "x", "run", "--port", "0"], 64),
+        (&["run", "--listen", "everywhere"], 64),
+        (&["run", "--config", "absent.toml"], 64),
+        (&["run", "--config", "bad.toml"], 64),
+    ] {
+        let ran = alone(dir.path(), args).await;
+        assert_eq!(ran.code, Some(code), "{args:?} {ran:?}");
+        // Results on stdout, talk on stderr.
+        let talk = code != 0 && args != ["doctor"];
+        assert_eq!(ran.stdout.is_empty(), talk, "{args:?} {ran:?}");
+        assert_eq!(!ran.stderr.is_empty(), talk, "{args:?} {ran:?}");
+    }
+    let ran = alone(dir.path(), &["run", "--config", "bad.toml", "--json"]).await;
+    let message = ran.error()["message"].to_string();
+    for part in ["bad.toml", "line 3", "prot"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    let ran = alone(dir.path(), &["status", "--json"]).await;
+    assert_eq!(ran.error()["code"], "no_daemon");
+    assert!(ran.error()["todo"].as_str().unwrap().contains("commsd run"));
+    let ran = alone(dir.path(), &["send", "--json"]).await;
+    assert_eq!(ran.error()["code"], "usage");
+}
+
+#[tokio::test]
+async fn a_check_prints_what_would_be_used_and_makes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["run", "--check", "--json", "--home", "h", "--port", "4000"];
+    let ran = alone(dir.path(), &args).await;
+    let config = ran.json();
+    let home = dir.path().canonicalize().unwrap().join("h");
+    assert_eq!(config["socket"], home.join("run/commsd.sock").to_str().unwrap());
+    assert_eq!(config["agentCommsDir"], home.join("agent-comms").to_str().unwrap());
+    assert_eq!((&config["port"], &config["firstContactPort"]), (&json!(4000), &json!(19877)));
+    assert_eq!(config["broadcast"], false);
+    assert_eq!(config["log"], "json");
+    let ran = alone(dir.path(), &args[..2]).await;
+    assert!(ran.stdout.contains("19876"), "{}", ran.stdout);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_second_daemon_says_who_runs_and_is_done() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().canonicalize().unwrap().join("run/commsd.sock");
+    let _running = ours(&socket);
+    let ran = alone(dir.path(), &["run", "--home", "."]).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), ""), "{ran:?}");
+    for part in [&std::process::id().to_string(), PROGRAM_VERSION, socket.to_str().unwrap()] {
+        assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn the_doctor_reports_health_and_fails_on_errors_only() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let warning = json!({"code": "multicast", "severity": "warning", "text": "no group",
+                         "todo": "name an address"});
+    let error = json!({"code": "port_foreign", "severity": "error", "text": "port held by sshd",
+                       "todo": "stop it"});
+    let args = ["doctor", "--json"];
+    let ran = served(&mut bench, &args, |_| Ok(status(json!([warning])))).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let findings = ran.json()["findings"].as_array().unwrap().clone();
+    assert_eq!(findings.last(), Some(&warning));
+    let find = |code: &str| findings.iter().find(|finding| finding["code"] == code).unwrap();
+    assert_eq!(find("daemon")["severity"], Value::Null);
+    assert_eq!(find("socket_directory")["severity"], Value::Null);
+
+    let ran = served(&mut bench, &["doctor"], |_| Ok(status(json!([error])))).await;
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stdout.contains("port held by sshd") && ran.stdout.contains("-> stop it"));
+}
+
+/// The help texts are what people hold on to; a change shows here.
+#[tokio::test]
+async fn help_texts_are_as_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut all = String::new();
+    for command in [
+        "",
+        "run",
+        "completions",
+        "status",
+        "whoami",
+        "agents",
+        "rooms",
+        "room",
+        "room create",
+        "room join",
+        "room leave",
+        "room members",
+        "room history",
+        "room destroy",
+        "room invite",
+        "room kick",
+        "send",
+        "dm",
+        "pending",
+        "accept",
+        "reject",
+        "inbox",
+        "listen",
+        "update",
+        "logs",
+        "doctor",
+    ] {
+        let args: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
+        let ran = alone(dir.path(), &args).await;
+        all += &format!("$ commsd {}\n{}\n", args.join(" "), ran.stdout);
+    }
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/daemon/help.txt");
+    if std::env::var_os("COMMSD_RECORD").is_some() {
+        std::fs::write(&recorded, &all).unwrap();
+    }
+    let expected = std::fs::read_to_string(&recorded).unwrap();
+    assert!(
+        all == expected,
+        "tests/daemon/help.txt differs; record anew with COMMSD_RECORD=1\n{all}"
+    );
+}
