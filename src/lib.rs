@@ -23,3 +23,4 @@ pub mod daemon;
 pub mod identity;
 pub mod mesh;
 pub mod runtime;
+pub mod store;
