@@ -24,3 +24,4 @@ pub mod daemon;
 pub mod identity;
 pub mod mesh;
 pub mod runtime;
+pub mod store;
