@@ -24,8 +24,13 @@ pub enum Command {
     },
     /// Join a room.
     JoinRoom(RoomPath),
-    /// Leave a room; the owner of an otherwise empty room destroys it.
-    LeaveRoom(RoomPath),
+    /// Leave a room, or decline an invitation; the owner of an otherwise empty room destroys it.
+    LeaveRoom {
+        /// Room.
+        room: RoomPath,
+        /// What the owner is told.
+        reason: Option<String>,
+    },
     /// End a room of one's own.
     DestroyRoom(RoomPath),
     /// Invite an agent to a room of one's own.
@@ -180,7 +185,9 @@ impl Node {
                 self.create_room(agent, &name, kind, description, now)
             }
             Command::JoinRoom(path) => return self.join_room(agent, path, op, now),
-            Command::LeaveRoom(path) => return self.leave_room(agent, path, op, now),
+            Command::LeaveRoom { room, reason } => {
+                return self.leave_room(agent, room, reason, op, now);
+            }
             Command::DestroyRoom(path) => self.destroy_room(agent, &path, now),
             Command::Invite { room, agent: invitee } => {
                 return self.invite(agent, room, invitee, op, now);

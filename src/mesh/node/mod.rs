@@ -23,7 +23,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-pub use commands::{Command, CommandError, CommandResult, Delivery};
+pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Delivery};
+pub use links::MAX_SESSIONS;
 pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
 
 use super::checked::Checked;

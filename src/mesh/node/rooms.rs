@@ -968,7 +968,14 @@ impl Node {
         }
     }
 
-    pub(super) fn leave_room(&mut self, agent: DeviceId, path: RoomPath, op: OpId, now: Now) {
+    pub(super) fn leave_room(
+        &mut self,
+        agent: DeviceId,
+        path: RoomPath,
+        reason: Option<String>,
+        op: OpId,
+        now: Now,
+    ) {
         let Some(owner) = path.owner() else {
             self.fail(op, CommandError::new("room_not_found", "a conversation cannot be left"));
             return;
@@ -1002,7 +1009,10 @@ impl Node {
         };
         let request = OutRequest {
             verb: capability::ROOM_MEMBER.into(),
-            params: Value::map([("verb", Value::Text("room.leave".into()))]),
+            params: Value::record([
+                ("verb", Some(Value::from("room.leave"))),
+                ("reason", reason.map(Value::Text)),
+            ]),
             scope: Scope { kind: "room".into(), path: Some(path.to_string()) },
             token: Some(token),
         };
