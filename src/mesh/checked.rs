@@ -11,6 +11,7 @@ use super::wire::revocation::RevocationEntry;
 use super::wire::scope::Scope;
 use super::wire::token::{ParsedToken, TokenCache};
 use crate::codec::cbor::Value;
+use crate::identity::device::DeviceId;
 
 /// A frame whose signatures have been checked.
 #[derive(Clone, Debug)]
@@ -43,6 +44,15 @@ pub enum Checked {
         /// The outcome.
         outcome: Outcome,
     },
+    /// A nested frame through another machine's daemon.
+    Relay {
+        /// The nested frame, encoded.
+        payload: Vec<u8>,
+        /// For whom.
+        to: Option<DeviceId>,
+        /// From whom, says the wrapping.
+        from: Option<DeviceId>,
+    },
     /// A ping, which we answer though plain sessions need not.
     Ping,
     /// Nothing that a peer session acts on.
@@ -74,6 +84,9 @@ impl Checked {
             },
             Frame::ManageResponse(response) => {
                 Self::Response { id: response.request_id, outcome: response.outcome }
+            }
+            Frame::RelayData { payload, to_device, from_device } => {
+                Self::Relay { payload, to: to_device, from: from_device }
             }
             Frame::Ping => Self::Ping,
             _ => Self::Ignored,

@@ -44,6 +44,8 @@ pub enum SessionKind {
     NetworkAccepted,
     /// We dialled another machine.
     NetworkDialled,
+    /// A secure channel through another machine's daemon.
+    Relayed,
 }
 
 impl SessionKind {
@@ -57,6 +59,7 @@ impl SessionKind {
             Self::PortDialled => "port_dialled",
             Self::NetworkAccepted => "network_accepted",
             Self::NetworkDialled => "network_dialled",
+            Self::Relayed => "relayed",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::directory::{self, AgentSelf, GOSSIP_INTERVAL_MS, HostedRoom, Taken, key};
 use super::super::log::LogEvent;
 use super::super::records::{AgentStatus, Now, RoomType, Visibility};
-use super::super::session::{Session, SessionId};
+use super::super::session::{Session, SessionId, SessionKind};
 use super::super::wire::advert::PeerAdvert;
 use super::super::wire::capability::GROUP_MEMBER;
 use super::super::wire::frame::Frame;
@@ -79,9 +79,11 @@ impl Node {
     }
 
     fn extensions(&self, local: DeviceId, detail: Detail) -> Vec<(Value, Value)> {
+        // Who else is here is for our own user only.
         let direct: Vec<Value> = self
             .routes
             .range((local, DeviceId([0; 32]))..=(local, DeviceId([255; 32])))
+            .filter(|_| detail == Detail::Full)
             .map(|((_, remote), _)| Value::Bytes(remote.0.to_vec()))
             .collect();
         let text = |text: &str| Value::Text(text.to_owned());
@@ -214,7 +216,12 @@ impl Node {
     pub(super) fn send_opening_advert(&mut self, id: SessionId, now: Now) {
         let Some(session) = self.sessions.get(&id) else { return };
         let (local, detail) = (session.local, Self::detail_for(session));
+        let machine = session.is_admitted() && !session.is_machine_local();
         self.send_advert(id, local, detail, now);
+        // Another machine hears of our agents through the daemon that fronts them.
+        for agent in if machine { self.fronted() } else { Vec::new() } {
+            self.send_advert(id, agent, detail, now);
+        }
     }
 
     /// A session that was let in later learns the rest at once.
@@ -234,13 +241,14 @@ impl Node {
     /// Everybody hears from each of our devices.
     pub(super) fn gossip_tick(&mut self, now: Now) {
         self.gossip_at = now.mono + GOSSIP_INTERVAL_MS;
-        let sessions: Vec<(SessionId, DeviceId, Detail)> = self
+        let sessions: Vec<SessionId> = self
             .sessions
             .values()
-            .map(|session| (session.id, session.local, Self::detail_for(session)))
+            .filter(|session| session.kind != SessionKind::Relayed)
+            .map(|session| session.id)
             .collect();
-        for (session, local, detail) in sessions {
-            self.send_advert(session, local, detail, now);
+        for session in sessions {
+            self.send_opening_advert(session, now);
         }
     }
 
@@ -248,19 +256,22 @@ impl Node {
     pub(super) fn gossip(&mut self, id: SessionId, adverts: Vec<PeerAdvert>, now: Now) {
         let Some(session) = self.sessions.get(&id) else { return };
         let remote = session.remote;
-        let machine_local = session.is_machine_local();
+        let fronts = session.is_admitted() && !session.is_machine_local();
         for advert in adverts {
             let device = advert.device;
             if self.is_hosted(&device) {
                 continue;
             }
-            // On this machine every peer speaks for itself; other devices' adverts are taken from
-            // another machine's daemon only, which may front several.
-            if device != remote && machine_local {
+            // Every peer speaks for itself; only another machine's daemon, once let in, fronts
+            // others, and none that are here.
+            if device != remote && (!fronts || self.remotes.contains_key(&device)) {
                 continue;
             }
             match self.directory.take(&advert, id, now.unix) {
                 Taken::PresenceChanged if device == remote => self.presence_heard(device, now),
+                Taken::PresenceChanged | Taken::Fresh if device != remote => {
+                    self.relay_opened(device, now);
+                }
                 Taken::Refused => self.refuse(remote, "advert", "out_of_bounds"),
                 _ => {}
             }
@@ -291,7 +302,10 @@ impl Node {
                 .unwrap_or(AgentStatus::Active);
         }
         match self.directory.get(device) {
-            Some(entry) if !entry.is_stale(now.unix) && stated.is_none() => {
+            Some(entry)
+                if !entry.is_stale(now.unix)
+                    && (stated.is_none() || self.relay_for(device).is_some()) =>
+            {
                 entry.presence.unwrap_or(AgentStatus::Active)
             }
             _ => AgentStatus::Offline,

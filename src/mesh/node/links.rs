@@ -121,6 +121,7 @@ impl Node {
                 self.send_own_record(id);
                 self.send_full_advert(id, now);
             }
+            SessionKind::Relayed => self.send_own_record(id),
             SessionKind::PortAccepted | SessionKind::PortDialled => {}
         }
         self.peer_returned(local, remote, now);
@@ -266,7 +267,9 @@ impl Node {
             self.internal.push_back(Internal { from: local, to: remote, request, id });
             return;
         }
-        match self.route(&local, &remote) {
+        let now = self.last_now.unwrap_or_default();
+        let route = self.route(&local, &remote).or_else(|| self.open_channel(local, remote, now));
+        match route {
             Some(session) => self.request_on(session, request, purpose, deadline),
             None => {
                 self.deferred.push_back((purpose, local, remote, None, Outcome::NotConnected));
@@ -285,15 +288,15 @@ impl Node {
         let Some(held) = self.sessions.get_mut(&session) else { return };
         let (local, remote) = (held.local, held.remote);
         match held.open_request(purpose, deadline) {
-            Ok(request_id) => self.outputs.push_back(Output::Send {
+            Ok(request_id) => self.send(
                 session,
-                frame: Frame::ManageRequest(frame::ManageRequest {
+                Frame::ManageRequest(frame::ManageRequest {
                     request_id,
                     command: frame::Command { verb: request.verb, params: request.params },
                     scope: request.scope,
                     token: request.token,
                 }),
-            }),
+            ),
             Err(purpose) => {
                 self.deferred.push_back((purpose, local, remote, Some(session), Outcome::Timeout));
             }
@@ -363,13 +366,8 @@ impl Node {
                         frame::Outcome::Error { code: "timeout".into(), message: None }
                     }
                 };
-                self.outputs.push_back(Output::Send {
-                    session,
-                    frame: Frame::ManageResponse(frame::ManageResponse {
-                        request_id: request,
-                        outcome,
-                    }),
-                });
+                let response = frame::ManageResponse { request_id: request, outcome };
+                self.send(session, Frame::ManageResponse(response));
             }
             AnswerTo::Internal(id) => {
                 if let Some((local, remote, purpose, _)) = self.internal_open.remove(&id) {
@@ -431,9 +429,8 @@ impl Node {
                     }
                 }
             }
-            Checked::Ping => {
-                self.outputs.push_back(Output::Send { session: id, frame: Frame::Pong });
-            }
+            Checked::Relay { payload, to, from } => self.relayed(id, from, to, &payload, now),
+            Checked::Ping => self.send(id, Frame::Pong),
             Checked::Ignored => {}
         }
     }
@@ -443,6 +440,8 @@ impl Node {
     pub(super) fn session_closed(&mut self, id: SessionId, reason: &'static str, now: Now) {
         let Some(mut session) = self.sessions.remove(&id) else { return };
         let (local, remote, kind) = (session.local, session.remote, session.kind);
+        self.channels.remove(&id);
+        self.close_channels_via(id, now);
         self.log(
             LogEvent::new("session_closed")
                 .with("session", id.0)
@@ -495,7 +494,9 @@ impl Node {
 
     pub(super) fn close(&mut self, id: SessionId, reason: &'static str, now: Now) {
         if self.sessions.contains_key(&id) {
-            self.outputs.push_back(Output::Close { session: id, reason });
+            if self.channels.remove(&id).is_none() {
+                self.outputs.push_back(Output::Close { session: id, reason });
+            }
             self.session_closed(id, reason, now);
         }
     }
@@ -541,6 +542,10 @@ impl Node {
         }
         for (purpose, local, remote, session) in expired {
             self.deferred.push_back((purpose, local, remote, Some(session), Outcome::Timeout));
+            // The other end may have lost the channel: the next request opens another.
+            if self.channels.contains_key(&session) {
+                overdue.push((session, "relay_timeout"));
+            }
         }
         for session in probes {
             self.send_probe(session, now);

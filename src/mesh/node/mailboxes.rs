@@ -369,7 +369,9 @@ impl Node {
     }
 
     fn can_reach(&self, local: &DeviceId, remote: &DeviceId) -> bool {
-        self.agent(remote).is_some() || self.route(local, remote).is_some()
+        self.agent(remote).is_some()
+            || self.route(local, remote).is_some()
+            || self.relay_for(remote).is_some()
     }
 
     /// A way from one of our devices to a peer has opened.

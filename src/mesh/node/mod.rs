@@ -14,6 +14,7 @@ mod links;
 mod mailboxes;
 mod port;
 mod queries;
+mod relay;
 mod requests;
 mod roles;
 mod rooms;
@@ -457,6 +458,7 @@ pub struct Node {
     parked: BTreeMap<DeviceId, Agent>,
     sessions: BTreeMap<SessionId, Session<Purpose>>,
     routes: BTreeMap<(DeviceId, DeviceId), Vec<SessionId>>,
+    channels: BTreeMap<SessionId, relay::Relayed>,
     remotes: BTreeMap<DeviceId, usize>,
     formation: Formation,
     election: Election,
@@ -522,6 +524,7 @@ impl Node {
             parked: BTreeMap::new(),
             sessions: BTreeMap::new(),
             routes: BTreeMap::new(),
+            channels: BTreeMap::new(),
             remotes: BTreeMap::new(),
             formation: Formation::default(),
             election: Election::default(),

@@ -107,10 +107,7 @@ impl Node {
             .collect();
         for remote in remotes {
             if let Some(session) = self.route(&local, &remote) {
-                self.outputs.push_back(Output::Send {
-                    session,
-                    frame: Frame::RevocationAnnounce { entries: vec![entry.clone()] },
-                });
+                self.send(session, Frame::RevocationAnnounce { entries: vec![entry.clone()] });
             }
         }
         if let Ok(entry) = RevocationEntry::parse(&entry) {

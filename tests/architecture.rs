@@ -1,0 +1,146 @@
+//! The house keeps its floors: a room uses only rooms below it, the protocol floors read no clock,
+//! no randomness and no runtime, and stdout belongs to the command line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Floor of a room, from its path below `src`.
+fn floor(module: &str) -> Option<u8> {
+    let first = module.split('/').next().unwrap_or(module).trim_end_matches(".rs");
+    Some(match first {
+        "codec" | "identity" => 1,
+        "api" if module.starts_with("api/client") => 5,
+        "api" => 1,
+        "mesh" | "vault" | "acp" => 2,
+        "store" | "runtime" => 3,
+        "daemon" => 4,
+        "cli" | "mcp" | "web" => 5,
+        _ => return None,
+    })
+}
+
+fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|ext| ext == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+/// Every source file with its path below `src` and its text without comments and unit tests.
+fn code() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&root, &mut files);
+    files
+        .into_iter()
+        .map(|path| {
+            let name = path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+            let text = fs::read_to_string(&path).unwrap();
+            let text = text.split("#[cfg(test)]").next().unwrap_or_default().to_owned();
+            let text = text
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"))
+                .collect::<Vec<_>>()
+                .join("\n");
+            (name, text)
+        })
+        .filter(|(name, _)| !name.ends_with("tests.rs"))
+        .collect()
+}
+
+/// Rooms that a text names by `crate::`.
+fn used(text: &str) -> Vec<String> {
+    let mut rooms = Vec::new();
+    for part in text.split("crate::").skip(1) {
+        let path: String =
+            part.chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect();
+        rooms.push(path.replace("::", "/"));
+    }
+    rooms
+}
+
+#[test]
+fn nobody_takes_the_stairs_the_wrong_way() {
+    let mut wrong = Vec::new();
+    for (name, text) in code() {
+        let Some(here) = floor(&name) else { continue };
+        for room in used(&text) {
+            let Some(there) = floor(&room) else { continue };
+            if there > here {
+                wrong.push(format!("{name} (floor {here}) uses {room} (floor {there})"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn surfaces_use_only_the_api_and_the_first_floor() {
+    let mut wrong = Vec::new();
+    for (name, text) in code() {
+        if floor(&name) != Some(5) {
+            continue;
+        }
+        for room in used(&text) {
+            if matches!(floor(&room), Some(2..=4)) {
+                wrong.push(format!("{name} uses {room}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_protocol_floors_take_time_and_randomness_as_input() {
+    let forbidden = [
+        "Instant::now",
+        "SystemTime::now",
+        "tokio",
+        "thread_rng",
+        "rand::",
+        "getrandom",
+        "std::net::Tcp",
+        "std::net::Udp",
+        "std::fs",
+        "std::thread",
+    ];
+    let mut wrong = Vec::new();
+    for (name, text) in code() {
+        let pure = ["codec/", "mesh/", "acp/", "vault/plan"].iter().any(|p| name.starts_with(p));
+        for word in forbidden.iter().filter(|word| pure && text.contains(**word)) {
+            wrong.push(format!("{name} names {word}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn only_the_command_line_prints() {
+    let mut wrong = Vec::new();
+    for (name, text) in code() {
+        let allowed = name.starts_with("cli/") || name == "main.rs";
+        if !allowed && (text.contains("println!") || text.contains("eprint")) {
+            wrong.push(name);
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn one_generation_of_cryptography_and_one_provider() {
+    let lock =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock")).unwrap();
+    let versions = |name: &str| lock.matches(&format!("name = \"{name}\"\n")).count();
+    for name in
+        ["p256", "ed25519-dalek", "curve25519-dalek", "sha2", "elliptic-curve", "rustls", "ring"]
+    {
+        assert_eq!(versions(name), 1, "{name} must occur once in Cargo.lock");
+    }
+    for name in ["aws-lc-rs", "openssl", "native-tls", "ciborium", "minicbor"] {
+        assert_eq!(versions(name), 0, "{name} must not be in the build");
+    }
+}
