@@ -80,6 +80,33 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
     ),
     ("health_raised", Level::Warn, &["code"], "a health condition began"),
     ("health_cleared", Level::Info, &["code"], "a health condition ended"),
+    ("local_closed", Level::Info, &["conn", "pid", "reason"], "a client's connection ended"),
+    (
+        "local_accept_paused",
+        Level::Warn,
+        &["error"],
+        "no descriptors or memory for new clients; existing ones go on",
+    ),
+    ("local_accept_resumed", Level::Info, &[], "clients are accepted again"),
+    (
+        "local_foreign_user",
+        Level::Warn,
+        &["uid"],
+        "another user's process was turned away from the socket",
+    ),
+    (
+        "local_peer_unknown",
+        Level::Warn,
+        &["error"],
+        "a client whose user cannot be told was turned away",
+    ),
+    ("local_answer_unasked", Level::Debug, &["conn"], "an answer had no open request"),
+    (
+        "entropy_unavailable",
+        Level::Error,
+        &["message"],
+        "the system gives no random bytes; the process ends",
+    ),
     ("stopping", Level::Info, &["reason"], "peers are told and the port is handed over"),
     ("stopped", Level::Info, &["uptime_ms"], "the daemon has ended in order"),
 ];
@@ -90,14 +117,8 @@ pub fn emit(event: &LogEvent) {
     if event.level == Level::Debug && !tracing::enabled!(target: "commsd", tracing::Level::DEBUG) {
         return;
     }
-    let data: Map<String, Value> = event
-        .fields
-        .iter()
-        .map(|(name, value)| {
-            let shown = escape_untrusted(truncate_chars(value, MAX_FIELD_CHARS));
-            ((*name).to_owned(), Value::String(shown))
-        })
-        .collect();
+    let data: Map<String, Value> =
+        event.fields.iter().map(|(name, value)| ((*name).to_owned(), field_value(value))).collect();
     let data = Value::Object(data).to_string();
     let name = event.name;
     match event.level {
@@ -105,6 +126,23 @@ pub fn emit(event: &LogEvent) {
         Level::Warn => tracing::warn!(target: "commsd", event = name, data),
         Level::Info => tracing::info!(target: "commsd", event = name, data),
         Level::Debug => tracing::debug!(target: "commsd", event = name, data),
+    }
+}
+
+/// A field as JSON: counts, durations, ports and process ids as numbers, everything else as
+/// escaped text.
+fn field_value(text: &str) -> Value {
+    /// Digits of a number that JSON readers keep exactly.
+    const MAX_DIGITS: usize = 15;
+    if text.len() <= MAX_DIGITS
+        && let Ok(number) = text.parse::<u64>()
+    {
+        return number.into();
+    }
+    match text {
+        "true" => Value::Bool(true),
+        "false" => Value::Bool(false),
+        _ => Value::String(escape_untrusted(truncate_chars(text, MAX_FIELD_CHARS))),
     }
 }
 

@@ -163,7 +163,7 @@ fn say_what_next(config: &Config) {
     let text = format!(
         "commsd {PROGRAM_VERSION} is running (socket {}). From a second terminal:\n\
          \x20 commsd status\n\
-         \x20 commsd agents --as alice\n\
+         \x20 commsd whoami --as alice\n\
          \x20 commsd room create tour --as alice\n\
          \x20 commsd dm --as alice bob 'hello'    (once somebody is attached as bob)\n\
          \x20 commsd inbox --as bob --wait 60\n\

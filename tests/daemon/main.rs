@@ -5,4 +5,5 @@
 
 mod bench;
 mod cli;
+mod events;
 mod local_socket;
