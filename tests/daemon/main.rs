@@ -5,4 +5,5 @@
 
 mod bench;
 mod cli;
+mod contrib;
 mod local_socket;
