@@ -22,4 +22,6 @@ pub mod cli;
 pub mod codec;
 pub mod daemon;
 pub mod identity;
+pub mod mesh;
 pub mod runtime;
+pub mod store;

@@ -35,7 +35,7 @@ impl UnixMillis {
     /// represents, so the text always has 24 characters.
     #[must_use]
     pub fn iso(self) -> String {
-        let last = u64::try_from(jiff::Timestamp::MAX.as_millisecond()).unwrap_or(u64::MAX);
+        let last = u64::try_from(jiff::Timestamp::MAX.as_second() - 1).unwrap_or(0) * 1000 + 999;
         let ms = self.0.min(last);
         match i64::try_from(ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok()) {
             Some(t) => t.strftime("%Y-%m-%dT%H:%M:%S.%3fZ").to_string(),
@@ -59,7 +59,7 @@ mod tests {
     fn iso_has_the_reference_form() {
         assert_eq!(UnixMillis(1_795_989_097_991).iso(), "2026-11-29T21:51:37.991Z");
         assert_eq!(UnixMillis(0).iso(), "1970-01-01T00:00:00.000Z");
-        assert_eq!(UnixMillis(u64::MAX).iso(), "9999-12-30T22:00:00.999Z");
+        assert_eq!(UnixMillis(u64::MAX).iso(), "9999-12-30T21:59:59.999Z");
     }
 
     #[test]

@@ -1,27 +1,381 @@
-//! Composition: configuration, then store, node, services and surfaces.
-
-use std::io::Write as _;
-use std::process::ExitCode;
-
-use crate::api::types::ApiError;
-use crate::runtime::local_socket::{Claim, claim};
-use config::Config;
+//! Composition: configuration, then identities, store, node, transport and the local socket; the
+//! signals that end it. `owner` is the one task that holds the state; the other rooms serve it.
 
 pub mod config;
+mod health;
+mod identities;
+pub mod logging;
+mod owner;
+mod requests;
 
-/// Runs the daemon until it is told to stop. A second one for the same socket says who runs and is
-/// done.
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use self::config::Config;
+use self::health::{Health, condition};
+use self::identities::{Identities, SlotRequest};
+use self::logging::{emit, event};
+use self::owner::{Owner, Sources};
+use crate::api::types::{ApiError, PROGRAM_VERSION, Severity};
+use crate::identity::entropy::OsEntropy;
+use crate::identity::files::BaseDir;
+use crate::identity::issuer::{IssuerFile, IssuerKind};
+use crate::mesh::node::{Input, Node, NodeConfig};
+use crate::runtime::clock::{Clock, unix_now};
+use crate::runtime::hub::{Hub, HubConfig};
+use crate::runtime::local_socket::{self, Claim, Holder, SocketLimits};
+use crate::runtime::sys;
+use crate::store::MemoryStore;
+
+/// Harness of agents that shells and scripts use with `--as`.
+pub(crate) const CLI_HARNESS: &str = "cli";
+/// Slot of the daemon's own device.
+const DAEMON_HARNESS: &str = "commsd";
+const DAEMON_KEY: &str = "daemon";
+/// Inputs from the mesh that may wait for the owner; sessions wait when it is full.
+const MESH_QUEUE: usize = 1024;
+/// Requests from clients that may wait for the owner; connections wait when it is full.
+const LOCAL_QUEUE: usize = 1024;
+/// Attaches whose slots are being opened.
+const OPENING_QUEUE: usize = 256;
+/// Bytes of events or messages in one answer: fits a line with room for escapes.
+pub(crate) const MAX_ANSWER_BYTES: usize = 512 * 1024;
+
+/// Why the daemon did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The local socket.
+    #[error(transparent)]
+    Socket(#[from] local_socket::SocketError),
+    /// The identity directory.
+    #[error(transparent)]
+    Files(#[from] crate::identity::files::FilesError),
+    /// The user's or the machine's identity.
+    #[error(transparent)]
+    Issuer(#[from] crate::identity::issuer::IssuerError),
+    /// The daemon's own identity.
+    #[error("the daemon's own identity cannot be opened: {0}")]
+    Identity(String),
+    /// Randomness.
+    #[error(transparent)]
+    Entropy(#[from] crate::identity::entropy::EntropyError),
+    /// Something the operating system refused.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl StartError {
+    /// Stable code.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Socket(error) => error.code(),
+            Self::Files(error) => error.code(),
+            Self::Issuer(error) => error.code(),
+            Self::Identity(_) => "daemon_identity",
+            Self::Entropy(error) => error.code(),
+            Self::Io { .. } => "start_io",
+        }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn todo(&self) -> String {
+        match self {
+            Self::Socket(error) => error.todo(),
+            Self::Files(_) | Self::Issuer(_) | Self::Identity(_) => {
+                "mend the file or directory that is named, or choose another with --agent-comms-dir"
+                    .into()
+            }
+            Self::Entropy(_) => "check the system's random source".into(),
+            Self::Io { .. } => "check limits and permissions; see `commsd run --check`".into(),
+        }
+    }
+
+    fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
+
+impl From<StartError> for ApiError {
+    fn from(error: StartError) -> Self {
+        Self::new(error.code(), error.to_string(), error.todo())
+    }
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum Ran {
+    /// It was told to stop and did.
+    Stopped,
+    /// Another daemon serves this home.
+    AlreadyRunning(Holder),
+}
+
+/// Whether the system is out of descriptors.
+pub(crate) fn is_descriptor_error(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    error.raw_os_error().is_some_and(|code| {
+        code == Errno::MFILE.raw_os_error() || code == Errno::NFILE.raw_os_error()
+    })
+}
+
+/// Runs the daemon until it is told to stop by SIGTERM, SIGINT or SIGHUP; a second signal ends the
+/// process at once. A second daemon for the same socket says who runs and is done.
 ///
 /// # Errors
-/// What keeps it from starting, before anything is bound.
+/// What keeps it from starting; nothing is left bound then.
 pub fn run(config: &Config) -> Result<ExitCode, ApiError> {
-    let claimed = claim(&config.socket)
-        .map_err(|error| ApiError::new(error.code(), error.to_string(), error.todo()))?;
-    match claimed {
-        Claim::Theirs(holder) => {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("commsd")
+        .build()
+        .map_err(StartError::io("start the runtime"))?;
+    let ran = runtime.block_on(async {
+        let stop = CancellationToken::new();
+        watch_signals(stop.clone())?;
+        serve(config.clone(), stop, say_what_next).await
+    });
+    // Reads of the identity files may still be under way; nothing waits for them.
+    runtime.shutdown_background();
+    match ran? {
+        Ran::Stopped => {}
+        Ran::AlreadyRunning(holder) => {
             let _ = writeln!(std::io::stderr(), "{holder}");
-            Ok(ExitCode::SUCCESS)
         }
-        Claim::Ours(_) => Err(ApiError::plain("no_mesh", "this build cannot reach the mesh")),
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// For the person who has just started it by hand.
+fn say_what_next(config: &Config) {
+    let text = format!(
+        "commsd {PROGRAM_VERSION} is running (socket {}). From a second terminal:\n\
+         \x20 commsd status\n\
+         \x20 commsd agents --as alice\n\
+         \x20 commsd room create tour --as alice\n\
+         \x20 commsd dm --as alice bob 'hello'    (once somebody is attached as bob)\n\
+         \x20 commsd inbox --as bob --wait 60\n\
+         Stop it with Ctrl-C.\n",
+        config.socket.display()
+    );
+    // A closed terminal is no reason to stop.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// Runs the daemon until `stop` is cancelled.
+///
+/// # Errors
+/// As [`run`].
+pub async fn serve(
+    config: Config,
+    stop: CancellationToken,
+    started: impl FnOnce(&Config),
+) -> Result<Ran, StartError> {
+    let clock = Clock::start();
+    let claim = match local_socket::claim(&config.socket)? {
+        Claim::Ours(claim) => claim,
+        Claim::Theirs(holder) => return Ok(Ran::AlreadyRunning(holder)),
+    };
+    let ring = logging::init(config.log, &config.log_filter);
+    emit(
+        &event("starting")
+            .with("version", PROGRAM_VERSION)
+            .with("pid", std::process::id())
+            .with("socket", config.socket.display())
+            .with("port", config.port)
+            .with("state", "memory"),
+    );
+    let mut health = Health::default();
+    let descriptors = match sys::raise_descriptor_limit() {
+        Ok(limit) => limit.soft,
+        Err(error) => {
+            health.lasting.push(condition(
+                "descriptors_not_raised",
+                Severity::Warning,
+                format!("the descriptor limit could not be raised: {error}"),
+                "raise it before the start (LimitNOFILE= or ulimit -n)",
+            ));
+            sys::descriptor_limit().soft
+        }
+    };
+    let mut entropy = OsEntropy::open()?;
+    let base = BaseDir::open(&config.agent_comms_dir)?;
+    let now = unix_now();
+    let (user, _) = IssuerFile::open(&base, IssuerKind::User, now, &mut entropy)?;
+    let (machine, _) = IssuerFile::open(&base, IssuerKind::Machine, now, &mut entropy)?;
+    let (identities, identities_thread) = Identities::start(base.clone(), OsEntropy::open()?)
+        .map_err(StartError::io("start the identities thread"))?;
+    let own = identities
+        .open(SlotRequest {
+            harness: DAEMON_HARNESS.into(),
+            key: DAEMON_KEY.into(),
+            ephemeral: false,
+            in_use: Vec::new(),
+        })
+        .await
+        .map_err(|_| StartError::Identity("the identities thread ended".into()))?
+        .map_err(|error| StartError::Identity(error.message))?;
+    if let Some(reason) = &own.reason {
+        health.lasting.push(condition(
+            "daemon_ephemeral",
+            Severity::Warning,
+            format!("the daemon's own identity is in use: {reason}"),
+            "end the other daemon, or give this one a --home of its own",
+        ));
+    }
+    let (mesh_inputs, mesh) = mpsc::channel(MESH_QUEUE);
+    let mut hub = Hub::new(
+        HubConfig {
+            port: config.port,
+            first_contact_port: config.first_contact.then_some(config.first_contact_port),
+            broadcast: config.broadcast,
+        },
+        mesh_inputs,
+        own.key.id(),
+    );
+    let data_port = hub
+        .add_device(&own.key, &own.certificate)
+        .map_err(StartError::io("bind the daemon's data listener"))?;
+    let network_port = match &config.listen {
+        None => None,
+        Some(listen) => Some(
+            hub.listen_network(std::net::SocketAddr::new(listen.ip, listen.port.unwrap_or(0)))
+                .map_err(StartError::io("bind the --listen address"))?,
+        ),
+    };
+    if let Some(listen) = &config.listen {
+        let address = std::net::SocketAddr::new(listen.ip, network_port.unwrap_or(0));
+        emit(&event("listening").with("what", "network").with("address", address));
+    }
+    let node = Node::new(
+        NodeConfig {
+            port: config.port,
+            first_contact: config.first_contact,
+            network_port,
+            version: PROGRAM_VERSION.to_owned(),
+            pid: std::process::id(),
+            user: Some(user.key().clone()),
+            machine: Some(machine.key().clone()),
+            machine_name: machine.display_name().map(str::to_owned),
+        },
+        own.key,
+        data_port,
+        Box::new(entropy),
+        clock.now(),
+    );
+    let listener = claim.bind()?;
+    let (local_inputs, local) = mpsc::channel(LOCAL_QUEUE);
+    let socket_stop = CancellationToken::new();
+    let server = listener.serve(
+        SocketLimits::with_descriptors(descriptors),
+        local_inputs,
+        socket_stop.clone(),
+    );
+    emit(&event("listening").with("what", "socket").with("address", config.socket.display()));
+    let (opening, opened) = mpsc::channel(OPENING_QUEUE);
+    hub.start_first_contact();
+    let device = node.daemon();
+    let config = Arc::new(config);
+    let owner = Owner {
+        config: Arc::clone(&config),
+        node,
+        hub,
+        store: Box::new(MemoryStore::default()),
+        identities,
+        base,
+        local: server.handle.clone(),
+        ring,
+        clock,
+        health,
+        clients: HashMap::new(),
+        hosted: BTreeMap::new(),
+        opening,
+        opening_slots: Vec::new(),
+        replies: HashMap::new(),
+        waiting: Vec::new(),
+        next_op: 0,
+        change_seq: 0,
+        inputs: VecDeque::from([Input::Start]),
+        shutdown_ready: false,
+        machine: Some(machine.key().id()),
+        principal: Some(user.key().id()),
+    };
+    emit(&event("ready").with("device", device));
+    notify(&[sd_notify::NotifyState::Ready]);
+    started(&config);
+    let owner = owner.run(Sources { mesh, local, opened, stop }).await;
+    notify(&[sd_notify::NotifyState::Stopping]);
+    emit(&event("stopping").with("reason", "asked"));
+    socket_stop.cancel();
+    // The socket's own deadline bounds this.
+    let _ = server.task.await;
+    let uptime = clock.now().mono;
+    owner.finish(uptime).await;
+    // Releases every lock it still holds.
+    let _ = tokio::task::spawn_blocking(move || identities_thread.join()).await;
+    Ok(Ran::Stopped)
+}
+
+fn notify(states: &[sd_notify::NotifyState<'_>]) {
+    // Without systemd there is nobody to tell.
+    let _ = sd_notify::notify(states);
+}
+
+/// Feeds systemd's watchdog from the owner's own loop, so that a stuck owner is noticed.
+pub(crate) struct Watchdog {
+    every: Option<tokio::time::Interval>,
+}
+
+pub(crate) fn watchdog() -> Watchdog {
+    let every = sd_notify::watchdog_enabled().map(|limit| tokio::time::interval(limit / 2));
+    Watchdog { every }
+}
+
+impl Watchdog {
+    /// Completes when the watchdog has been fed; never without one.
+    pub(crate) async fn due(&mut self) {
+        match &mut self.every {
+            Some(every) => {
+                every.tick().await;
+                notify(&[sd_notify::NotifyState::Watchdog]);
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// First signal: stop in order. Second: at once.
+fn watch_signals(stop: CancellationToken) -> Result<(), StartError> {
+    /// Exit status of a process that was interrupted.
+    const INTERRUPTED: i32 = 130;
+    let listen = |kind| signal(kind).map_err(StartError::io("listen for signals"));
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut hangup = listen(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                _ = hangup.recv() => {}
+            }
+            if stop.is_cancelled() {
+                std::process::exit(INTERRUPTED);
+            }
+            stop.cancel();
+        }
+    });
+    Ok(())
 }

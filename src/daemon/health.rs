@@ -1,0 +1,276 @@
+//! Health conditions: what is not as it should be, with a code, how much it matters and what to
+//! do. `status`, `doctor` and the log speak from this one set.
+
+use std::collections::BTreeMap;
+
+use super::logging::{emit, event};
+use super::owner::Owner;
+use crate::api::types::{self, Severity, Time};
+use crate::codec::time::UnixMillis;
+use crate::identity::petnames::Petnames;
+use crate::mesh::formation::PortState;
+use crate::mesh::{delivery, directory, formation, node, replica, session};
+use crate::runtime::{local_socket, sys};
+
+/// Failed rounds at the port after which it counts as occupied.
+const PORT_ROUNDS: u32 = 2;
+/// Share of the descriptors in use, in percent, above which it is worth a word.
+const DESCRIPTORS_HIGH: u64 = 80;
+/// Age of a waiting message that is worth a word.
+const BACKLOG_OLD_MS: u64 = 3_600_000;
+
+/// What was wrong at the last look, and facts that were found at the start.
+#[derive(Default)]
+pub(super) struct Health {
+    known: BTreeMap<String, Severity>,
+    /// Conditions of the start that stay.
+    pub(super) lasting: Vec<types::Health>,
+}
+
+/// A condition.
+pub(super) fn condition(
+    code: &str,
+    severity: Severity,
+    text: impl Into<String>,
+    todo: &str,
+) -> types::Health {
+    types::Health { code: code.into(), severity, text: text.into(), todo: Some(todo.into()) }
+}
+
+impl Owner {
+    /// The conditions of this moment; tells the log what began and what ended.
+    pub(super) fn look_at_health(&mut self) -> Vec<types::Health> {
+        let now = self.now();
+        let status = self.node.status();
+        let mut found = self.health.lasting.clone();
+        if status.port_failures >= PORT_ROUNDS {
+            found.push(condition(
+                "port_occupied",
+                Severity::Warning,
+                format!(
+                    "port {} can be neither bound nor joined: something that is no peer has it",
+                    self.config.port
+                ),
+                "see what holds it (ss -ltnp) and end it; peers are found by first contact meanwhile",
+            ));
+        }
+        if let Some(udp) = self.hub.first_contact_problem() {
+            found.push(condition(
+                "first_contact_unavailable",
+                Severity::Warning,
+                udp,
+                "peers are found by the port alone; allow UDP on loopback to mend it",
+            ));
+        }
+        if let (Some(open), limit) = (sys::open_descriptors(), sys::descriptor_limit())
+            && limit.soft > 0
+            && open * 100 / limit.soft >= DESCRIPTORS_HIGH
+        {
+            found.push(condition(
+                "descriptors_high",
+                Severity::Warning,
+                format!("{open} of {} descriptors are in use", limit.soft),
+                "detach agents, or raise the limit (LimitNOFILE= or ulimit -n)",
+            ));
+        }
+        if let Some(age) = status.oldest.map(|at| now.unix.since(at))
+            && age >= BACKLOG_OLD_MS
+        {
+            found.push(condition(
+                "backlog_old",
+                Severity::Info,
+                format!("a message or event has waited for {} minutes", age / 60_000),
+                "see `commsd status`; an agent may not be reading its inbox",
+            ));
+        }
+        match Petnames::read(&self.base) {
+            Err(error) => found.push(condition(
+                "petnames_unreadable",
+                Severity::Warning,
+                error.to_string(),
+                "mend or move the file; no petnames are shown meanwhile",
+            )),
+            Ok(names) if names.loose() => found.push(condition(
+                "petnames_loose",
+                Severity::Warning,
+                "petnames.json can be changed by other users",
+                "chmod 600 it",
+            )),
+            Ok(_) => {}
+        }
+        let before = std::mem::take(&mut self.health.known);
+        for health in &found {
+            if !before.contains_key(&health.code) {
+                emit(&event("health_raised").with("code", &health.code));
+            }
+            self.health.known.insert(health.code.clone(), health.severity);
+        }
+        for code in before.keys().filter(|code| !self.health.known.contains_key(*code)) {
+            emit(&event("health_cleared").with("code", code));
+        }
+        found
+    }
+
+    pub(super) fn status_view(&mut self, limits: bool) -> types::Status {
+        let health = self.look_at_health();
+        let now = self.now();
+        let status = self.node.status();
+        let started = now.unix.0.saturating_sub(now.mono);
+        types::Status {
+            version: types::PROGRAM_VERSION.to_owned(),
+            pid: std::process::id(),
+            uptime_ms: now.mono,
+            device: self.node.daemon().hex(),
+            port: types::PortStatus {
+                number: self.config.port,
+                held: status.port == PortState::Holding,
+            },
+            coordinator: types::CoordinatorStatus {
+                holder: status.claim.map(|claim| claim.coordinator.hex()),
+                term: status.claim.map_or(0, |claim| claim.term),
+                held: status.role_held,
+            },
+            peers: status
+                .peers
+                .into_iter()
+                .map(|peer| types::PeerStatus {
+                    device: peer.device.hex(),
+                    address: peer.address.unwrap_or_default(),
+                    sessions: peer.sessions as u64,
+                    machine_local: peer.machine_local,
+                    since: Time(UnixMillis(started + peer.since)),
+                })
+                .collect(),
+            agents: self.hosted.len() as u64,
+            queues: types::QueueStatus {
+                outgoing: status.outgoing as u64,
+                inbound: status.inbound as u64,
+                oldest_ms: status.oldest.map(|at| now.unix.since(at)),
+            },
+            health,
+            limits: limits.then(limit_list),
+        }
+    }
+}
+
+/// Every bound with its name, as `status --limits` shows them.
+fn limit_list() -> Vec<types::LimitInfo> {
+    let limit = |name: &str, value: u64, unit: &str, text: &str| types::LimitInfo {
+        name: name.into(),
+        value,
+        unit: unit.into(),
+        text: text.into(),
+    };
+    let count = |value: usize| value as u64;
+    let socket = local_socket::SocketLimits::default();
+    vec![
+        limit("local.line", count(types::MAX_LINE_BYTES), "bytes", "one line of the local API"),
+        limit("local.text", count(types::MAX_TEXT_BYTES), "bytes", "one message text"),
+        limit(
+            "local.connections",
+            count(socket.connections),
+            "entries",
+            "clients at the same time",
+        ),
+        limit(
+            "local.requests",
+            count(socket.requests_in_flight),
+            "entries",
+            "open requests of one client",
+        ),
+        limit(
+            "local.outbound",
+            count(socket.outbound_bytes),
+            "bytes",
+            "unread output of one client",
+        ),
+        limit(
+            "mesh.sessions",
+            count(node::MAX_SESSIONS),
+            "entries",
+            "peer sessions of this daemon",
+        ),
+        limit(
+            "mesh.pending",
+            count(session::MAX_PENDING_REQUESTS),
+            "entries",
+            "open requests of one session",
+        ),
+        limit("mesh.peers", count(formation::MAX_PEERS), "entries", "peers in the table"),
+        limit("mesh.dials", count(formation::MAX_DIALS_IN_FLIGHT), "entries", "dials in flight"),
+        limit(
+            "mesh.directory",
+            count(directory::MAX_DEVICES),
+            "entries",
+            "devices remembered from gossip",
+        ),
+        limit("mesh.agents", count(replica::MAX_AGENTS), "entries", "agent records"),
+        limit("mesh.rooms", count(replica::MAX_ROOMS), "entries", "room records"),
+        limit(
+            "mesh.history",
+            count(replica::MAX_HISTORY_MESSAGES),
+            "entries",
+            "messages kept per room",
+        ),
+        limit(
+            "mesh.history_bytes",
+            count(replica::MAX_HISTORY_BYTES),
+            "bytes",
+            "text kept per room",
+        ),
+        limit(
+            "delivery.mailbox",
+            count(delivery::MAX_MAILBOX_EVENTS),
+            "entries",
+            "unread events of one agent",
+        ),
+        limit(
+            "delivery.mailbox_bytes",
+            count(delivery::MAX_MAILBOX_BYTES),
+            "bytes",
+            "unread events of one agent",
+        ),
+        limit(
+            "delivery.queued",
+            count(delivery::MAX_QUEUED),
+            "entries",
+            "messages waiting for one recipient",
+        ),
+        limit(
+            "delivery.queued_age",
+            delivery::MAX_QUEUED_MS,
+            "ms",
+            "age at which a waiting message expires",
+        ),
+        limit(
+            "delivery.copies",
+            count(delivery::MAX_COPIES),
+            "entries",
+            "copies held for one absent recipient",
+        ),
+        limit(
+            "requests.deadline",
+            session::REQUEST_TIMEOUT_MS,
+            "ms",
+            "an ordinary request to a peer",
+        ),
+        limit(
+            "requests.approval",
+            session::APPROVAL_WINDOW_MS,
+            "ms",
+            "a request that waits for a decision",
+        ),
+        limit(
+            "logs.kept",
+            count(super::logging::MAX_KEPT_EVENTS),
+            "entries",
+            "events that `logs` can show",
+        ),
+        limit(
+            "logs.kept_bytes",
+            count(super::logging::MAX_KEPT_BYTES),
+            "bytes",
+            "events that `logs` can show",
+        ),
+    ]
+}

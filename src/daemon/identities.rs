@@ -1,0 +1,309 @@
+//! The one thread that touches identity files: opens slots under their locks, writes tokens and
+//! grants as they change (decision 4), releases slots. In order, so that nothing overtakes.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+use tokio::sync::oneshot;
+
+use super::logging::{emit, event};
+use crate::codec::time::UnixMillis;
+use crate::identity::certificate::{self, Certificate};
+use crate::identity::device::{DeviceId, DeviceKey};
+use crate::identity::entropy::{self, Entropy, OsEntropy};
+use crate::identity::files::BaseDir;
+use crate::identity::keyfile::{Change, Opening};
+use crate::identity::lock::{self, Claim, HeldLock};
+use crate::identity::process::SystemProcesses;
+use crate::identity::slot::{SlotFile, SlotName, SlotTable};
+use crate::mesh::node::IdentityChange;
+use crate::mesh::wire::cose::CoseSign1;
+use crate::mesh::wire::room_path::RoomPath;
+use crate::runtime::clock::unix_now;
+
+/// Changes that may wait for the disk. A change is a few per join or consent, never per message.
+const MAX_WAITING: usize = 4096;
+/// Further slots of one harness and directory.
+const MAX_NUMBERED: u32 = 64;
+
+/// What is asked for.
+pub struct SlotRequest {
+    /// Harness.
+    pub harness: String,
+    /// Directory, or for `cli` the agent's name.
+    pub key: String,
+    /// An identity that ends with the connection.
+    pub ephemeral: bool,
+    /// Slots of this daemon that are in use: a further client gets a numbered one.
+    pub in_use: Vec<String>,
+}
+
+/// An identity ready for service.
+pub struct OpenSlot {
+    /// The key.
+    pub key: DeviceKey,
+    /// Its certificate.
+    pub certificate: Certificate,
+    /// The slot as status and logs name it.
+    pub slot: String,
+    /// Ends with the connection.
+    pub ephemeral: bool,
+    /// Why it is not the slot that was asked for.
+    pub reason: Option<String>,
+    /// Room tokens it holds.
+    pub tokens: Vec<(RoomPath, CoseSign1)>,
+    /// Grants it has issued.
+    pub grants: Vec<(RoomPath, DeviceId, Vec<u8>)>,
+}
+
+/// A slot could not be opened.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct OpenError {
+    /// Stable word.
+    pub code: &'static str,
+    /// What happened.
+    pub message: String,
+}
+
+enum Work {
+    Open(SlotRequest, oneshot::Sender<Result<OpenSlot, OpenError>>),
+    Save(DeviceId, IdentityChange),
+    Close(DeviceId, Option<oneshot::Sender<()>>),
+}
+
+/// Hands work to the thread.
+#[derive(Clone)]
+pub struct Identities {
+    work: SyncSender<Work>,
+}
+
+impl Identities {
+    /// Starts the thread for the directory. It ends when the last handle is dropped, and releases
+    /// every lock it holds.
+    ///
+    /// # Errors
+    /// When the thread cannot be started.
+    pub fn start(
+        dir: BaseDir,
+        entropy: OsEntropy,
+    ) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
+        let (work, todo) = sync_channel(MAX_WAITING);
+        let thread = std::thread::Builder::new()
+            .name("identities".into())
+            .spawn(move || Thread { dir, entropy, slots: HashMap::new() }.run(&todo))?;
+        Ok((Self { work }, thread))
+    }
+
+    /// Opens a slot.
+    pub fn open(&self, request: SlotRequest) -> oneshot::Receiver<Result<OpenSlot, OpenError>> {
+        let (tell, told) = oneshot::channel();
+        if let Err(
+            TrySendError::Full(Work::Open(_, tell))
+            | TrySendError::Disconnected(Work::Open(_, tell)),
+        ) = self.work.try_send(Work::Open(request, tell))
+        {
+            // Nobody may listen any more; then nobody needs the answer.
+            let _ = tell.send(Err(OpenError {
+                code: "identities_busy",
+                message: "the identity files are busy; try again".into(),
+            }));
+        }
+        told
+    }
+
+    /// Stores a change. What cannot be stored is an event.
+    pub fn save(&self, device: DeviceId, change: IdentityChange) {
+        if self.work.try_send(Work::Save(device, change)).is_err() {
+            report(device, "identities_busy", "too many changes wait for the disk");
+        }
+    }
+
+    /// Releases a slot; the receiver completes once its lock is gone.
+    pub fn close(&self, device: DeviceId) -> oneshot::Receiver<()> {
+        let (tell, told) = oneshot::channel();
+        if self.work.try_send(Work::Close(device, Some(tell))).is_err() {
+            report(device, "identities_busy", "the slot is released when the daemon ends");
+        }
+        told
+    }
+}
+
+fn report(device: DeviceId, code: &str, reason: &str) {
+    emit(
+        &event("identity_write_failed")
+            .with("agent", device)
+            .with("code", code)
+            .with("reason", reason),
+    );
+}
+
+struct Held {
+    slot: SlotFile,
+    lock: HeldLock,
+}
+
+struct Thread {
+    dir: BaseDir,
+    entropy: OsEntropy,
+    slots: HashMap<DeviceId, Held>,
+}
+
+impl Thread {
+    fn run(mut self, todo: &Receiver<Work>) {
+        while let Ok(work) = todo.recv() {
+            match work {
+                Work::Open(request, tell) => {
+                    let opened = self.open(&request);
+                    let device = opened.as_ref().ok().map(|slot| slot.key.id());
+                    // The client has gone meanwhile: the slot goes back.
+                    if tell.send(opened).is_err()
+                        && let Some(device) = device
+                    {
+                        self.slots.remove(&device);
+                    }
+                }
+                Work::Save(device, change) => self.save(device, &change),
+                Work::Close(device, tell) => {
+                    self.slots.remove(&device);
+                    if let Some(tell) = tell {
+                        // Whoever asked may have given up waiting.
+                        let _ = tell.send(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn open(&mut self, request: &SlotRequest) -> Result<OpenSlot, OpenError> {
+        let mut reason = None;
+        if request.ephemeral {
+            return self.ephemeral(&request.harness, Some("asked for".into()));
+        }
+        for number in 1..=MAX_NUMBERED {
+            let name = if number == 1 {
+                SlotName::new(&request.harness, &request.key)
+            } else {
+                SlotName::numbered(&request.harness, &request.key, number)
+            }
+            .map_err(|error| OpenError { code: error.code(), message: error.to_string() })?;
+            if request.in_use.iter().any(|slot| slot == name.base()) {
+                reason = Some("another client has this harness and directory".to_owned());
+                continue;
+            }
+            let claim =
+                lock::claim(&self.dir, &name.lock_file(), &SystemProcesses, &mut self.entropy)
+                    .map_err(|error| OpenError {
+                        code: error.code(),
+                        message: error.to_string(),
+                    })?;
+            return match claim {
+                Claim::Won { lock, .. } => self.load(&name, lock, reason),
+                Claim::Held(holder) => {
+                    let reason = holder.to_string();
+                    emit(
+                        &event("slot_unavailable")
+                            .with("slot", name.base())
+                            .with("reason", &reason),
+                    );
+                    self.ephemeral(&request.harness, Some(reason))
+                }
+            };
+        }
+        self.ephemeral(&request.harness, Some("too many clients have this directory".into()))
+    }
+
+    fn load(
+        &mut self,
+        name: &SlotName,
+        lock: HeldLock,
+        reason: Option<String>,
+    ) -> Result<OpenSlot, OpenError> {
+        let opened = SlotFile::open(name, &lock, unix_now(), &mut self.entropy)
+            .map_err(|error| OpenError { code: error.code(), message: error.to_string() })?;
+        let slot = opened.slot;
+        let device = slot.key().id();
+        let how = match opened.opening {
+            Opening::Created => "created",
+            Opening::Loaded => "loaded",
+            Opening::Renewed => "renewed",
+        };
+        emit(
+            &event("slot_opened").with("slot", name.base()).with("agent", device).with("how", how),
+        );
+        if let Some(path) = opened.kept_aside {
+            emit(&event("slot_kept_aside").with("slot", name.base()).with("path", path.display()));
+        }
+        let tokens = slot
+            .entries(SlotTable::RoomTokens)
+            .filter_map(|(path, token)| {
+                Some((RoomPath::parse(path).ok()?, CoseSign1::from_json(token).ok()?))
+            })
+            .collect();
+        let grants = slot
+            .entries(SlotTable::IssuedGrants)
+            .filter_map(|(key, id)| {
+                let (path, member) = key.rsplit_once("::")?;
+                let id = data_encoding::BASE64.decode(id.as_str()?.as_bytes()).ok()?;
+                Some((RoomPath::parse(path).ok()?, DeviceId::parse(member)?, id))
+            })
+            .collect();
+        let opened = OpenSlot {
+            key: slot.key().clone(),
+            certificate: slot.certificate().clone(),
+            slot: name.base().to_owned(),
+            ephemeral: false,
+            reason,
+            tokens,
+            grants,
+        };
+        self.slots.insert(device, Held { slot, lock });
+        Ok(opened)
+    }
+
+    fn ephemeral(&mut self, harness: &str, reason: Option<String>) -> Result<OpenSlot, OpenError> {
+        let key = entropy::draw_key(&mut self.entropy)
+            .map_err(|error| OpenError { code: error.code(), message: error.to_string() })?;
+        let certificate = own_certificate(&key, unix_now(), &mut self.entropy)?;
+        Ok(OpenSlot {
+            slot: format!("{harness} (ephemeral)"),
+            key,
+            certificate,
+            ephemeral: true,
+            reason,
+            tokens: Vec::new(),
+            grants: Vec::new(),
+        })
+    }
+
+    fn save(&mut self, device: DeviceId, change: &IdentityChange) {
+        // An ephemeral identity has no file.
+        let Some(held) = self.slots.get_mut(&device) else { return };
+        let change = match change {
+            IdentityChange::RoomToken { path, token } => Change {
+                table: SlotTable::RoomTokens,
+                key: path.to_string(),
+                value: token.as_ref().map(CoseSign1::to_json),
+            },
+            IdentityChange::IssuedGrant { path, member, token_id } => Change {
+                table: SlotTable::IssuedGrants,
+                key: format!("{path}::{member}"),
+                value: token_id
+                    .as_ref()
+                    .map(|id| serde_json::Value::String(data_encoding::BASE64.encode(id))),
+            },
+        };
+        if let Err(error) = held.slot.apply(&held.lock, &[change]) {
+            report(device, error.code(), &error.to_string());
+        }
+    }
+}
+
+fn own_certificate(
+    key: &DeviceKey,
+    now: UnixMillis,
+    entropy: &mut dyn Entropy,
+) -> Result<Certificate, OpenError> {
+    certificate::self_signed(key, now, &entropy::draw::<16>(entropy))
+        .map_err(|error| OpenError { code: "certificate", message: error.to_string() })
+}

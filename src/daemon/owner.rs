@@ -1,0 +1,501 @@
+//! The one task that owns the node: it takes inputs from the mesh, from local clients and from
+//! time, and carries the node's outputs to the transport, the store, the identity files and the
+//! clients. No protocol here and no waiting: everything slow happens in other tasks.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::config::Config;
+use super::health::Health;
+use super::identities::{Identities, OpenError, OpenSlot};
+use super::logging::{self, Ring, emit, event};
+use crate::api::types::{self, ApiError, RequestId, notification};
+use crate::identity::device::DeviceId;
+use crate::identity::files::BaseDir;
+use crate::identity::process::{Liveness, Processes as _, SystemProcesses};
+use crate::mesh::events::DeliveryEvent;
+use crate::mesh::node::{AddDevice, AgentSpec, Input, Node, OpId, Output};
+use crate::mesh::records::Now;
+use crate::runtime::clock::Clock;
+use crate::runtime::hub::Hub;
+use crate::runtime::local_socket::{CloseReason, ConnId, LocalHandle, LocalInput};
+use crate::store::Store;
+
+/// Inputs handled before the outputs are looked at again: bounds how long a flood on one side
+/// keeps the others waiting.
+const MAX_BATCH: usize = 128;
+/// How long the daemon waits for peers to take note of its leaving.
+const DRAIN_MS: u64 = 2_000;
+
+/// What a connection is.
+#[derive(Default)]
+pub(super) struct Client {
+    /// The agent it acts as.
+    pub agent: Option<DeviceId>,
+    /// Gets mailbox events.
+    pub subscribed: bool,
+    /// Gets log events above this number.
+    pub logs_after: Option<u64>,
+    /// Gets changes.
+    pub watching: bool,
+}
+
+/// A hosted agent.
+pub(super) struct Hosted {
+    pub slot: String,
+    pub harness: String,
+    pub ephemeral: bool,
+    pub clients: Vec<ConnId>,
+}
+
+/// A request to be answered when something has happened.
+pub(super) enum Waiting {
+    /// At the next event, or when the time is up.
+    Inbox { conn: ConnId, id: RequestId, agent: DeviceId, max: usize, until: u64 },
+}
+
+/// How the answer to a node command becomes the answer to a client.
+pub(super) enum Reply {
+    /// The room it was about.
+    Room,
+    /// The room as it was before.
+    RoomWas(Box<types::Room>),
+    /// What became of a message.
+    Send,
+    /// A decision on this request.
+    Answered(Box<types::PendingRequest>, bool),
+    /// The agent's own record.
+    Whoami,
+    /// How far the mailbox is acknowledged.
+    Acked,
+}
+
+/// An attach whose slot is being opened.
+pub(super) struct Opening {
+    pub conn: ConnId,
+    pub id: RequestId,
+    pub params: types::AttachParams,
+    pub result: Result<OpenSlot, OpenError>,
+}
+
+pub(super) struct Owner {
+    pub(super) config: Arc<Config>,
+    pub(super) node: Node,
+    pub(super) hub: Hub,
+    pub(super) store: Box<dyn Store + Send>,
+    pub(super) identities: Identities,
+    pub(super) base: BaseDir,
+    pub(super) local: LocalHandle,
+    pub(super) ring: Ring,
+    pub(super) clock: Clock,
+    pub(super) health: Health,
+    pub(super) clients: HashMap<ConnId, Client>,
+    pub(super) hosted: BTreeMap<DeviceId, Hosted>,
+    pub(super) opening: mpsc::Sender<Opening>,
+    pub(super) opening_slots: Vec<String>,
+    pub(super) replies: HashMap<OpId, (ConnId, RequestId, Reply)>,
+    pub(super) waiting: Vec<Waiting>,
+    pub(super) next_op: u64,
+    pub(super) change_seq: u64,
+    pub(super) inputs: VecDeque<Input>,
+    pub(super) shutdown_ready: bool,
+    pub(super) machine: Option<DeviceId>,
+    pub(super) principal: Option<DeviceId>,
+}
+
+/// Where inputs come from.
+pub(super) struct Sources {
+    pub mesh: mpsc::Receiver<Input>,
+    pub local: mpsc::Receiver<LocalInput>,
+    pub opened: mpsc::Receiver<Opening>,
+    pub stop: CancellationToken,
+}
+
+impl Owner {
+    /// Runs until `stop` is cancelled and peers have been told.
+    pub(super) async fn run(mut self, mut sources: Sources) -> Self {
+        let mut drain_until: Option<u64> = None;
+        let mut watchdog = super::watchdog();
+        loop {
+            let now = self.clock.now();
+            if self.shutdown_ready || drain_until.is_some_and(|until| until <= now.mono) {
+                return self;
+            }
+            let deadline = self.deadline().min(drain_until.unwrap_or(u64::MAX));
+            let wake = self.clock.instant(deadline);
+            tokio::select! {
+                biased;
+                () = sources.stop.cancelled(), if drain_until.is_none() => {
+                    drain_until = Some(self.clock.now().mono + DRAIN_MS);
+                    self.inputs.push_back(Input::Shutdown);
+                }
+                Some(input) = sources.mesh.recv() => {
+                    self.inputs.push_back(input);
+                    while self.inputs.len() < MAX_BATCH {
+                        let Ok(input) = sources.mesh.try_recv() else { break };
+                        self.inputs.push_back(input);
+                    }
+                }
+                Some(input) = sources.local.recv() => {
+                    self.local_input(input);
+                    for _ in 1..MAX_BATCH {
+                        let Ok(input) = sources.local.try_recv() else { break };
+                        self.local_input(input);
+                    }
+                }
+                Some(opening) = sources.opened.recv() => self.opened(opening),
+                () = self.ring.grown() => {}
+                () = watchdog.due() => {}
+                () = tokio::time::sleep_until(wake) => self.inputs.push_back(Input::Tick),
+            }
+            self.turn();
+            self.answer_waiting();
+            self.push_logs();
+        }
+    }
+
+    fn deadline(&self) -> u64 {
+        let waiting = self
+            .waiting
+            .iter()
+            .map(|waiting| match waiting {
+                Waiting::Inbox { until, .. } => *until,
+            })
+            .min()
+            .unwrap_or(u64::MAX);
+        self.node.next_deadline().min(waiting)
+    }
+
+    /// Feeds the node and carries out what it wants until it is quiet.
+    pub(super) fn turn(&mut self) {
+        while let Some(input) = self.inputs.pop_front() {
+            self.node.handle(input, self.clock.now());
+            while let Some(output) = self.node.poll_output() {
+                self.carry_out(output);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Commit { ticket, records } => {
+                let done = match self.store.commit(&records) {
+                    Ok(()) => Input::Committed(ticket),
+                    Err(_) => Input::CommitFailed(ticket),
+                };
+                self.inputs.push_back(done);
+            }
+            Output::SaveIdentity { device, change } => self.identities.save(device, change),
+            Output::AgentEvent { agent, seq, event } => self.agent_event(agent, seq, &event),
+            Output::Reply { op, result } => self.command_answered(op, result),
+            Output::ProbePids(agents) => {
+                let dead = agents
+                    .into_iter()
+                    .filter(|(_, pid)| {
+                        u32::try_from(*pid)
+                            .is_ok_and(|pid| SystemProcesses.probe(pid) == Liveness::Dead)
+                    })
+                    .map(|(agent, _)| agent)
+                    .collect();
+                self.inputs.push_back(Input::DeadPids(dead));
+            }
+            Output::ShutdownReady => self.shutdown_ready = true,
+            Output::Log(event) => {
+                emit(&event);
+                self.changed(&event);
+            }
+            transport => self.hub.execute(transport),
+        }
+    }
+
+    // --- clients ------------------------------------------------------------------------------------
+
+    fn local_input(&mut self, input: LocalInput) {
+        match input {
+            LocalInput::Connected { conn, .. } => {
+                self.clients.insert(conn, Client::default());
+            }
+            LocalInput::Request { conn, id, request } => self.request(conn, id, request),
+            LocalInput::Disconnected { conn, reason } => self.disconnected(conn, reason),
+        }
+        self.turn();
+    }
+
+    fn disconnected(&mut self, conn: ConnId, reason: CloseReason) {
+        self.release(conn, reason.0);
+        self.clients.remove(&conn);
+        self.waiting.retain(|waiting| match waiting {
+            Waiting::Inbox { conn: waiting, .. } => *waiting != conn,
+        });
+    }
+
+    /// The connection stops acting as its agent; the last client of a slot takes it out of service.
+    pub(super) fn release(&mut self, conn: ConnId, reason: &'static str) {
+        let Some(agent) = self.clients.get_mut(&conn).and_then(|client| client.agent.take()) else {
+            return;
+        };
+        if let Some(client) = self.clients.get_mut(&conn) {
+            client.subscribed = false;
+        }
+        emit(
+            &event("client_detached")
+                .with("conn", conn.0)
+                .with("agent", agent)
+                .with("reason", reason),
+        );
+        let Some(hosted) = self.hosted.get_mut(&agent) else { return };
+        hosted.clients.retain(|held| *held != conn);
+        // Shell agents come and go with every command and stay in service between them.
+        if hosted.clients.is_empty() && (hosted.harness != super::CLI_HARNESS || hosted.ephemeral) {
+            self.hosted.remove(&agent);
+            self.inputs.push_back(Input::RemoveDevice(agent));
+            self.turn();
+            self.hub.remove_device(&agent);
+            // Completes by itself; a Node bridge waiting for the lock finds it free.
+            drop(self.identities.close(agent));
+        }
+    }
+
+    fn opened(&mut self, opening: Opening) {
+        let Opening { conn, id, params, result } = opening;
+        let asked = super::requests::slot_key(&params);
+        self.opening_slots.retain(|slot| *slot != asked);
+        let slot = match result {
+            Ok(slot) => slot,
+            Err(error) => {
+                let error = ApiError::new(error.code, error.message, "see `commsd doctor`");
+                self.local.reply(conn, &id, Err(error));
+                return;
+            }
+        };
+        let agent = slot.key.id();
+        if !self.clients.contains_key(&conn) && slot.ephemeral {
+            return;
+        }
+        let data_port = match self.hub.add_device(&slot.key, &slot.certificate) {
+            Ok(port) => port,
+            Err(error) => {
+                drop(self.identities.close(agent));
+                let code = if super::is_descriptor_error(&error) {
+                    "limit_descriptors"
+                } else {
+                    "listener"
+                };
+                let error = ApiError::new(
+                    code,
+                    format!("no data listener for the agent: {error}"),
+                    "detach other agents or raise the descriptor limit (ulimit -n)",
+                );
+                self.local.reply(conn, &id, Err(error));
+                return;
+            }
+        };
+        let name = self.name_for(&params, &agent);
+        self.hosted.insert(
+            agent,
+            Hosted {
+                slot: slot.slot.clone(),
+                harness: params.harness.as_str().to_owned(),
+                ephemeral: slot.ephemeral,
+                clients: Vec::new(),
+            },
+        );
+        self.inputs.push_back(Input::AddDevice(Box::new(AddDevice {
+            key: slot.key,
+            data_port,
+            agent: Some(AgentSpec {
+                name,
+                harness: params.harness.as_str().to_owned(),
+                cwd: params.cwd.clone(),
+                tokens: slot.tokens,
+                grants: slot.grants,
+            }),
+        })));
+        self.turn();
+        self.attach(conn, &id, agent, slot.reason);
+    }
+
+    /// Makes a connection a client of an agent in service and answers its attach.
+    pub(super) fn attach(
+        &mut self,
+        conn: ConnId,
+        id: &RequestId,
+        agent: DeviceId,
+        reason: Option<String>,
+    ) {
+        let Some(client) = self.clients.get_mut(&conn) else {
+            // Gone while the slot was opened: as if it had attached and left.
+            if self.hosted.get(&agent).is_some_and(|hosted| hosted.clients.is_empty()) {
+                self.clients.insert(conn, Client { agent: Some(agent), ..Client::default() });
+                self.release(conn, CloseReason::CLIENT.0);
+                self.clients.remove(&conn);
+            }
+            return;
+        };
+        client.agent = Some(agent);
+        let Some(hosted) = self.hosted.get_mut(&agent) else { return };
+        hosted.clients.push(conn);
+        emit(
+            &event("client_attached")
+                .with("conn", conn.0)
+                .with("agent", agent)
+                .with("slot", &hosted.slot)
+                .with("ephemeral", hosted.ephemeral),
+        );
+        let (_, seq) = self.node.mailbox_position(&agent).unwrap_or_default();
+        let attached = types::Attached {
+            agent: agent.hex(),
+            name: self.node.own_agent(&agent).map(|record| record.name.clone()).unwrap_or_default(),
+            slot: hosted.slot.clone(),
+            seq,
+            ephemeral: hosted.ephemeral,
+            reason,
+        };
+        self.answer(conn, id, Ok(attached));
+    }
+
+    /// Answers a request with a typed result.
+    pub(super) fn answer<T: serde::Serialize>(
+        &self,
+        conn: ConnId,
+        id: &RequestId,
+        result: Result<T, ApiError>,
+    ) {
+        let result = result.and_then(|value| {
+            serde_json::to_value(value)
+                .map_err(|error| ApiError::plain("internal", format!("cannot answer: {error}")))
+        });
+        self.local.reply(conn, id, result);
+    }
+
+    fn agent_event(&mut self, agent: DeviceId, seq: u64, event: &DeliveryEvent) {
+        let subscribed: Vec<ConnId> = self
+            .hosted
+            .get(&agent)
+            .into_iter()
+            .flat_map(|hosted| &hosted.clients)
+            .filter(|conn| self.clients.get(conn).is_some_and(|client| client.subscribed))
+            .copied()
+            .collect();
+        if subscribed.is_empty() {
+            return;
+        }
+        let Ok(params) = serde_json::to_value(api_event(seq, event)) else { return };
+        for conn in subscribed {
+            // A client that is gone or too slow finds the event in its mailbox.
+            let _ = self.local.notify(conn, notification::EVENT, params.clone());
+        }
+    }
+
+    /// Answers the waits that have something to tell, or whose time is up.
+    fn answer_waiting(&mut self) {
+        let now = self.clock.now();
+        let waiting = std::mem::take(&mut self.waiting);
+        for wait in waiting {
+            let Waiting::Inbox { conn, id, agent, max, until } = wait;
+            let inbox = self.inbox(&agent, max);
+            if inbox.events.is_empty() && until > now.mono {
+                self.waiting.push(Waiting::Inbox { conn, id, agent, max, until });
+            } else {
+                self.answer(conn, &id, Ok(inbox));
+            }
+        }
+    }
+
+    pub(super) fn inbox(&self, agent: &DeviceId, max: usize) -> types::Inbox {
+        let (_, acknowledged) = self.node.mailbox_position(agent).unwrap_or_default();
+        let mut events: Vec<types::Event> = Vec::new();
+        let mut bytes = 0;
+        let mut more = false;
+        for numbered in self.node.inbox(agent, acknowledged) {
+            let event = api_event(numbered.seq, &numbered.event);
+            bytes += super::requests::weight(&event);
+            if events.len() >= max || (bytes > super::MAX_ANSWER_BYTES && !events.is_empty()) {
+                more = true;
+                break;
+            }
+            events.push(event);
+        }
+        types::Inbox { events, more }
+    }
+
+    fn push_logs(&mut self) {
+        let followers: Vec<(ConnId, u64)> = self
+            .clients
+            .iter()
+            .filter_map(|(conn, client)| Some((*conn, client.logs_after?)))
+            .collect();
+        for (conn, after) in followers {
+            let (events, _) = self.ring.read(after, MAX_BATCH);
+            let Some(last) = events.last().map(|event| event.seq) else { continue };
+            for event in events {
+                let Ok(params) = serde_json::to_value(&event) else { continue };
+                if self.local.notify(conn, notification::LOG, params).is_err() {
+                    break;
+                }
+            }
+            if let Some(client) = self.clients.get_mut(&conn) {
+                client.logs_after = Some(last);
+            }
+        }
+    }
+
+    /// Tells watchers that something about agents, rooms or peers may have changed.
+    fn changed(&mut self, event: &crate::mesh::log::LogEvent) {
+        self.change_seq += 1;
+        let watchers: Vec<ConnId> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.watching)
+            .map(|(conn, _)| *conn)
+            .collect();
+        if watchers.is_empty() {
+            return;
+        }
+        let mut body = Map::new();
+        body.insert("type".into(), Value::String(event.name.to_owned()));
+        body.insert("cursor".into(), Value::String(self.cursor()));
+        for (field, value) in &event.fields {
+            body.insert((*field).to_owned(), Value::String(value.clone()));
+        }
+        let change = types::Event { seq: self.change_seq, body };
+        let Ok(params) = serde_json::to_value(&change) else { return };
+        for conn in watchers {
+            let _ = self.local.notify(conn, notification::CHANGE, params.clone());
+        }
+    }
+
+    /// Where the stream of changes stands: this daemon's start and the number.
+    pub(super) fn cursor(&self) -> String {
+        format!("{}.{}", self.node.daemon().short(), self.change_seq)
+    }
+
+    pub(super) fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// Everything that has to end in order.
+    pub(super) async fn finish(mut self, uptime_ms: u64) {
+        self.hub.shutdown().await;
+        for (agent, hosted) in std::mem::take(&mut self.hosted) {
+            if !hosted.ephemeral {
+                // The thread releases what is left when it ends.
+                let _ = self.identities.close(agent).await;
+            }
+        }
+        emit(&logging::event("stopped").with("uptime_ms", uptime_ms));
+    }
+}
+
+/// A mailbox event as clients see it.
+pub(super) fn api_event(seq: u64, event: &DeliveryEvent) -> types::Event {
+    let body = match serde_json::to_value(event) {
+        Ok(Value::Object(body)) => body,
+        _ => Map::new(),
+    };
+    types::Event { seq, body }
+}

@@ -1,0 +1,853 @@
+//! Requests of local clients: names become ids, requests become node commands or views, and
+//! views become the API's values. The sender of everything is the connection's agent.
+
+use super::owner::{Client, Opening, Owner, Reply, Waiting};
+use crate::api::types::{
+    self, ApiError, AttachParams, PendingRef, Request, RequestId, Time, WaitSecs,
+};
+use crate::identity::device::DeviceId;
+use crate::identity::names;
+use crate::identity::petnames::Petnames;
+use crate::mesh::events::DeliveryState;
+use crate::mesh::node::{
+    AgentView, Command, CommandError, CommandResult, DecisionTarget, Input, OpId, RoomView,
+};
+use crate::mesh::records::{self, AgentRecord};
+use crate::mesh::wire::room_path::RoomPath;
+use crate::runtime::local_socket::ConnId;
+
+/// Hex digits that name an agent at least (decision: `interface.md`).
+const MIN_PREFIX: usize = 8;
+/// Candidates listed when a name is ambiguous.
+const MAX_CANDIDATES: usize = 8;
+
+/// Rough size of an event in an answer.
+pub(super) fn weight(event: &types::Event) -> usize {
+    serde_json::to_vec(event).map_or(0, |bytes| bytes.len())
+}
+
+/// The slot an attach asks for, as the base of its file name.
+pub(super) fn slot_key(params: &AttachParams) -> String {
+    let key = params.key.as_ref().map_or(params.cwd.as_str(), |key| key.as_str());
+    crate::identity::slot::SlotName::new(params.harness.as_str(), key)
+        .map(|name| name.base().to_owned())
+        .unwrap_or_default()
+}
+
+fn room_type(kind: records::RoomType) -> types::RoomType {
+    match kind {
+        records::RoomType::Public => types::RoomType::Public,
+        records::RoomType::Private => types::RoomType::Private,
+        records::RoomType::Secret => types::RoomType::Secret,
+    }
+}
+
+fn status(status: records::AgentStatus) -> types::AgentStatus {
+    match status {
+        records::AgentStatus::Active => types::AgentStatus::Active,
+        records::AgentStatus::Idle => types::AgentStatus::Idle,
+        records::AgentStatus::Busy => types::AgentStatus::Busy,
+        records::AgentStatus::Offline => types::AgentStatus::Offline,
+    }
+}
+
+fn visibility(visibility: records::Visibility) -> types::Visibility {
+    match visibility {
+        records::Visibility::Visible => types::Visibility::Visible,
+        records::Visibility::Hidden => types::Visibility::Hidden,
+        records::Visibility::Ghost => types::Visibility::Ghost,
+    }
+}
+
+fn behavior(timing: Option<types::Timing>) -> Option<records::StreamingBehavior> {
+    timing.map(|timing| match timing {
+        types::Timing::Steer => records::StreamingBehavior::Steer,
+        types::Timing::FollowUp => records::StreamingBehavior::FollowUp,
+        types::Timing::Info => records::StreamingBehavior::Info,
+    })
+}
+
+fn some_text(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+fn wait_ms(wait: Option<WaitSecs>) -> u64 {
+    wait.map_or(0, |wait| wait.get() * 1000)
+}
+
+/// What to do about a failed command.
+fn todo(code: &str) -> Option<&'static str> {
+    Some(match code {
+        "room_not_found" => "`commsd rooms` lists the rooms; a room is named by path or name",
+        "room_exists" => "choose another name, or `commsd room join` it",
+        "not_member" => "join the room first: `commsd room join`",
+        "not_owner" => "only the owner can do that; `commsd rooms` names it",
+        "agent_not_found" => {
+            "`commsd agents` lists the agents; a hidden one is named by its full id"
+        }
+        "join_refused" => "ask the owner for an invitation",
+        "not_connected" => {
+            "the other side is not connected; try again when `commsd agents` shows it"
+        }
+        "not_pending" => "`commsd pending` lists what waits",
+        "too_large" => "write it to a file and send the path",
+        "invalid_name" | "invalid_tags" => "choose another name",
+        "timeout" | "leave_failed" => "try again later",
+        "invite_failed" => "the agent may join by name all the same; tell it another way",
+        _ => return None,
+    })
+}
+
+impl From<CommandError> for ApiError {
+    fn from(error: CommandError) -> Self {
+        Self {
+            code: error.code.to_owned(),
+            todo: todo(error.code).map(str::to_owned),
+            message: error.message,
+        }
+    }
+}
+
+impl Owner {
+    pub(super) fn request(&mut self, conn: ConnId, id: RequestId, request: Request) {
+        match request {
+            // The socket answers it; a second one is a mistake it reports itself.
+            Request::Hello(_) => {}
+            Request::Attach(params) => self.attach_asked(conn, id, params),
+            Request::Detach(_) => {
+                self.release(conn, "detached");
+                self.answer(conn, &id, Ok(types::Done {}));
+            }
+            Request::Status(params) => {
+                let status = self.status_view(params.limits.unwrap_or(false));
+                self.answer(conn, &id, Ok(status));
+            }
+            Request::Agents(_) => {
+                let agents = self.agents_view(conn);
+                self.answer(conn, &id, Ok(types::AgentList { agents }));
+            }
+            Request::Rooms(_) => {
+                let rooms = self.rooms_view(conn);
+                self.answer(conn, &id, Ok(types::RoomList { rooms }));
+            }
+            Request::Logs(params) => {
+                let max = params.max.map_or(types::MAX_PAGE, types::PageSize::get);
+                let (events, more) = self
+                    .ring
+                    .read(params.after.unwrap_or(0), usize::try_from(max).unwrap_or(usize::MAX));
+                let last = events.last().map_or(params.after.unwrap_or(0), |event| event.seq);
+                if params.follow == Some(true)
+                    && let Some(client) = self.clients.get_mut(&conn)
+                {
+                    client.logs_after = Some(last);
+                }
+                self.answer(conn, &id, Ok(types::Logs { events, more }));
+            }
+            Request::Watch(params) => {
+                if let Some(client) = self.clients.get_mut(&conn) {
+                    client.watching = true;
+                }
+                let cursor = self.cursor();
+                let fits = params.after.as_ref() == Some(&cursor);
+                let snapshot = (!fits).then(|| types::Snapshot {
+                    status: self.status_view(false),
+                    agents: self.agents_view(conn),
+                    rooms: self.rooms_view(conn),
+                });
+                self.answer(conn, &id, Ok(types::Watching { cursor, snapshot }));
+            }
+            other => match self.clients.get(&conn).and_then(|client| client.agent) {
+                Some(agent) => self.agent_request(conn, id, agent, other),
+                None => {
+                    let error = ApiError::new(
+                        ApiError::NOT_ATTACHED,
+                        format!("{} acts as an agent, and none is attached", other.method()),
+                        "attach first; on the command line: --as NAME",
+                    );
+                    self.local.reply(conn, &id, Err(error));
+                }
+            },
+        }
+    }
+
+    fn agent_request(&mut self, conn: ConnId, id: RequestId, agent: DeviceId, request: Request) {
+        if let Err(error) = self.agent_request_or(conn, &id, agent, request) {
+            self.local.reply(conn, &id, Err(error));
+        }
+    }
+
+    fn agent_request_or(
+        &mut self,
+        conn: ConnId,
+        id: &RequestId,
+        agent: DeviceId,
+        request: Request,
+    ) -> Result<(), ApiError> {
+        let (command, reply) = match request {
+            Request::Whoami(_) => {
+                let whoami = self.whoami(&agent);
+                self.answer(conn, id, whoami);
+                return Ok(());
+            }
+            Request::RoomCreate(p) => (
+                Command::CreateRoom {
+                    name: p.name,
+                    kind: match p.r#type.unwrap_or(types::RoomType::Public) {
+                        types::RoomType::Public => records::RoomType::Public,
+                        types::RoomType::Private => records::RoomType::Private,
+                        types::RoomType::Secret => records::RoomType::Secret,
+                    },
+                    description: p.description.unwrap_or_default(),
+                },
+                Reply::Room,
+            ),
+            Request::RoomJoin(p) => {
+                (Command::JoinRoom(self.find_room(&p.room, &agent)?), Reply::Room)
+            }
+            Request::RoomLeave(p) => {
+                let path = self.find_room(&p.room, &agent)?;
+                let was = self.room_or_path(&path, &agent);
+                (Command::LeaveRoom { room: path, reason: None }, Reply::RoomWas(Box::new(was)))
+            }
+            Request::RoomDestroy(p) => {
+                let path = self.find_room(&p.room, &agent)?;
+                let was = self.room_or_path(&path, &agent);
+                (Command::DestroyRoom(path), Reply::RoomWas(Box::new(was)))
+            }
+            Request::RoomInvite(p) => (
+                Command::Invite {
+                    room: self.find_room(&p.room, &agent)?,
+                    agent: self.find_agent(&p.agent, &agent)?,
+                },
+                Reply::Room,
+            ),
+            Request::RoomKick(p) => (
+                Command::Kick {
+                    room: self.find_room(&p.room, &agent)?,
+                    agent: self.find_agent(&p.agent, &agent)?,
+                },
+                Reply::Room,
+            ),
+            Request::RoomMembers(p) => {
+                let path = self.find_room(&p.room, &agent)?;
+                let room = self.room_view(&path, &agent).ok_or_else(|| no_room(&p.room));
+                self.answer(conn, id, room);
+                return Ok(());
+            }
+            Request::RoomHistory(p) => {
+                let history = self.history(&agent, &p)?;
+                self.answer(conn, id, Ok(history));
+                return Ok(());
+            }
+            Request::Send(p) => (
+                Command::Send {
+                    room: self.find_room(&p.room, &agent)?,
+                    text: p.text.into_string(),
+                    reply_to: p.reply_to,
+                    behavior: behavior(p.timing),
+                },
+                Reply::Send,
+            ),
+            Request::Dm(p) => {
+                if p.reply_to.is_some() {
+                    return Err(ApiError::new(
+                        ApiError::INVALID_PARAMS,
+                        "dm.send: `replyTo`: direct messages carry no reply reference",
+                        "leave it out, or name the message in the text",
+                    ));
+                }
+                (
+                    Command::Dm {
+                        to: self.find_agent(&p.agent, &agent)?,
+                        text: p.text.into_string(),
+                        behavior: behavior(p.timing),
+                        wait_ms: wait_ms(p.wait),
+                    },
+                    Reply::Send,
+                )
+            }
+            Request::Pending(_) => {
+                let requests = self.pending(&agent);
+                self.answer(conn, id, Ok(types::PendingList { requests }));
+                return Ok(());
+            }
+            Request::Accept(p) => {
+                let request = self.find_pending(p.which()?, &agent)?;
+                let target = DecisionTarget::Id(request.id.clone());
+                (Command::Accept(target), Reply::Answered(Box::new(request), true))
+            }
+            Request::Reject(p) => {
+                let request = self.find_pending(p.which()?, &agent)?;
+                let target = DecisionTarget::Id(request.id.clone());
+                (
+                    Command::Reject { target, reason: p.reason },
+                    Reply::Answered(Box::new(request), false),
+                )
+            }
+            Request::Inbox(p) => {
+                let max = p.max.map_or(types::DEFAULT_PAGE, types::PageSize::get);
+                let max = usize::try_from(max).unwrap_or(usize::MAX);
+                let inbox = self.inbox(&agent, max);
+                let wait = wait_ms(p.wait);
+                if inbox.events.is_empty() && wait > 0 {
+                    let until = self.now().mono + wait;
+                    let id = id.clone();
+                    self.waiting.push(Waiting::Inbox { conn, id, agent, max, until });
+                } else {
+                    self.answer(conn, id, Ok(inbox));
+                }
+                return Ok(());
+            }
+            Request::EventsSubscribe(p) => {
+                self.subscribe(conn, id, agent, p.after);
+                return Ok(());
+            }
+            Request::EventsAck(p) => (Command::Acknowledge(p.seq), Reply::Acked),
+            Request::Update(p) => (
+                Command::Update {
+                    name: p.name,
+                    status: p.status.map(|status| match status {
+                        types::OwnStatus::Active => records::AgentStatus::Active,
+                        types::OwnStatus::Idle => records::AgentStatus::Idle,
+                        types::OwnStatus::Busy => records::AgentStatus::Busy,
+                    }),
+                    visibility: p.visibility.map(|visibility| match visibility {
+                        types::Visibility::Visible => records::Visibility::Visible,
+                        types::Visibility::Hidden => records::Visibility::Hidden,
+                        types::Visibility::Ghost => records::Visibility::Ghost,
+                    }),
+                    tags: p.tags,
+                },
+                Reply::Whoami,
+            ),
+            // Handled before: they need no agent.
+            Request::Hello(_)
+            | Request::Attach(_)
+            | Request::Detach(_)
+            | Request::Status(_)
+            | Request::Agents(_)
+            | Request::Rooms(_)
+            | Request::Logs(_)
+            | Request::Watch(_) => return Ok(()),
+        };
+        self.next_op += 1;
+        let op = OpId(self.next_op);
+        self.replies.insert(op, (conn, id.clone(), reply));
+        self.inputs.push_back(Input::Command { op, agent, command });
+        Ok(())
+    }
+
+    pub(super) fn command_answered(
+        &mut self,
+        op: OpId,
+        result: Result<CommandResult, CommandError>,
+    ) {
+        let Some((conn, id, reply)) = self.replies.remove(&op) else { return };
+        let agent = self.clients.get(&conn).and_then(|client| client.agent);
+        let result = match result {
+            Ok(result) => result,
+            Err(error) => {
+                self.local.reply(conn, &id, Err(error.into()));
+                return;
+            }
+        };
+        let Some(agent) = agent else { return };
+        match (reply, result) {
+            (Reply::Room, CommandResult::Room(path)) => {
+                let room = self.room_or_path(&path, &agent);
+                self.answer(conn, &id, Ok(room));
+            }
+            (Reply::Room, CommandResult::JoinPending(path)) => {
+                let error = ApiError::new(
+                    "awaiting_decision",
+                    format!("the owner of {path} has to decide; you will get an event"),
+                    "watch `commsd inbox` for join_outcome, then join again",
+                );
+                self.local.reply(conn, &id, Err(error));
+            }
+            (Reply::RoomWas(room), _) => self.answer(conn, &id, Ok(*room)),
+            (Reply::Send, CommandResult::Sent { message_id, deliveries }) => {
+                let deliveries = deliveries
+                    .into_iter()
+                    .map(|delivery| api_delivery(delivery.agent, delivery.state))
+                    .collect();
+                self.answer(conn, &id, Ok(types::SendResult { message_id, deliveries }));
+            }
+            (Reply::Answered(request, accepted), _) => {
+                self.answer(conn, &id, Ok(types::Answered { request: *request, accepted }));
+            }
+            (Reply::Whoami, _) => {
+                let whoami = self.whoami(&agent);
+                self.answer(conn, &id, whoami);
+            }
+            (Reply::Acked, _) => {
+                let (_, seq) = self.node.mailbox_position(&agent).unwrap_or_default();
+                self.answer(conn, &id, Ok(types::Acked { seq }));
+            }
+            (Reply::Room | Reply::Send, _) => {
+                self.local.reply(conn, &id, Err(ApiError::plain("internal", "no such result")));
+            }
+        }
+    }
+
+    // --- attach -------------------------------------------------------------------------------------
+
+    fn attach_asked(&mut self, conn: ConnId, id: RequestId, params: AttachParams) {
+        if self.clients.get(&conn).is_some_and(|client| client.agent.is_some()) {
+            let error = ApiError::new(
+                "already_attached",
+                "this connection is an agent already",
+                "detach first, or open another connection",
+            );
+            self.local.reply(conn, &id, Err(error));
+            return;
+        }
+        if let Some(name) = &params.name
+            && names::usable(name).is_none()
+        {
+            let error = ApiError::invalid_params(
+                "attach",
+                "`name`: 1 to 64 characters without control characters",
+            );
+            self.local.reply(conn, &id, Err(error));
+            return;
+        }
+        let base = slot_key(&params);
+        let ephemeral = params.ephemeral == Some(true);
+        let cli = params.harness.as_str() == super::CLI_HARNESS;
+        // A shell agent is one agent in however many terminals.
+        let same = self.hosted.iter().find(|(_, hosted)| hosted.slot == base).map(|(id, _)| *id);
+        if let (true, false, Some(agent)) = (cli, ephemeral, same) {
+            self.attach(conn, &id, agent, None);
+            return;
+        }
+        if self.opening_slots.contains(&base) && !ephemeral {
+            let error = ApiError::new(
+                "slot_opening",
+                "another client is attaching to this slot at this moment",
+                "try again",
+            );
+            self.local.reply(conn, &id, Err(error));
+            return;
+        }
+        let key = params.key.as_ref().map_or(params.cwd.clone(), |key| key.as_str().to_owned());
+        let request = super::identities::SlotRequest {
+            harness: params.harness.as_str().to_owned(),
+            key,
+            ephemeral,
+            in_use: self.hosted.values().map(|hosted| hosted.slot.clone()).collect(),
+        };
+        self.opening_slots.push(base);
+        let opened = self.identities.open(request);
+        let opening = self.opening.clone();
+        self.hub.spawn(async move {
+            let result = opened.await.unwrap_or_else(|_| {
+                Err(super::identities::OpenError {
+                    code: "identities_busy",
+                    message: "the daemon is going down".into(),
+                })
+            });
+            // The owner may have ended; then nobody waits for the slot.
+            let _ = opening.send(Opening { conn, id, params, result }).await;
+        });
+    }
+
+    /// The name of an agent coming into service: asked for, or the one it had, or the harness's.
+    pub(super) fn name_for(&self, params: &AttachParams, agent: &DeviceId) -> String {
+        let had = self.node.agent_by_id(agent, self.now()).map(|view| view.record.name);
+        let asked = params.name.as_deref().and_then(names::usable).map(str::to_owned);
+        let cli = params.key.as_ref().map(|key| key.as_str().to_owned());
+        asked
+            .or_else(|| cli.filter(|name| names::is_clean(name)))
+            .or_else(|| had.filter(|name| names::is_clean(name)))
+            .unwrap_or_else(|| format!("{}-{}", params.harness, &agent.hex()[..4]))
+    }
+
+    fn subscribe(&mut self, conn: ConnId, id: &RequestId, agent: DeviceId, after: Option<u64>) {
+        let (head, acknowledged) = self.node.mailbox_position(&agent).unwrap_or_default();
+        let after = after.unwrap_or(acknowledged);
+        if let Some(client) = self.clients.get_mut(&conn) {
+            client.subscribed = true;
+        }
+        self.answer(conn, id, Ok(types::Subscribed { after, head }));
+        let missed: Vec<_> = self
+            .node
+            .inbox(&agent, after)
+            .map(|numbered| super::owner::api_event(numbered.seq, &numbered.event))
+            .collect();
+        for event in missed {
+            let Ok(params) = serde_json::to_value(event) else { continue };
+            if self.local.notify(conn, types::notification::EVENT, params).is_err() {
+                return;
+            }
+        }
+    }
+
+    // --- names ----------------------------------------------------------------------------------------
+
+    fn petnames(&self) -> Option<Petnames> {
+        Petnames::read(&self.base).ok()
+    }
+
+    fn find_agent(&self, text: &str, viewer: &DeviceId) -> Result<DeviceId, ApiError> {
+        if let Some(id) = DeviceId::parse(text) {
+            return Ok(id);
+        }
+        let now = self.now();
+        let agents = self.node.agents(Some(viewer), now);
+        let petnames = self.petnames();
+        let named = |wanted: &dyn Fn(&AgentView) -> bool| -> Vec<DeviceId> {
+            agents.iter().filter(|view| wanted(view)).map(|view| view.record.id).collect()
+        };
+        let by_petname = named(&|view| {
+            petnames.as_ref().and_then(|names| names.get(&view.record.id)) == Some(text)
+        });
+        let hex = text.len() >= MIN_PREFIX && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let prefix = text.to_ascii_lowercase();
+        let by_prefix =
+            if hex { named(&|view| view.record.id.hex().starts_with(&prefix)) } else { Vec::new() };
+        let by_name = named(&|view| view.record.name == text);
+        // Who is here goes before who was: a restarted agent with a new id keeps its name.
+        let here: Vec<DeviceId> = by_name
+            .iter()
+            .copied()
+            .filter(|id| {
+                agents.iter().any(|view| {
+                    view.record.id == *id && view.record.status != records::AgentStatus::Offline
+                })
+            })
+            .collect();
+        for found in [by_petname, by_prefix, here, by_name] {
+            match found.as_slice() {
+                [] => {}
+                [one] => return Ok(*one),
+                many => {
+                    let list: Vec<String> =
+                        many.iter().take(MAX_CANDIDATES).map(DeviceId::hex).collect();
+                    return Err(ApiError::new(
+                        "ambiguous_agent",
+                        format!("{} agents are meant by {text:?}: {}", many.len(), list.join(", ")),
+                        "give the full id",
+                    ));
+                }
+            }
+        }
+        Err(ApiError::new(
+            "agent_not_found",
+            format!("no agent is called {text:?}"),
+            todo("agent_not_found").unwrap_or_default(),
+        ))
+    }
+
+    fn find_room(&self, text: &str, viewer: &DeviceId) -> Result<RoomPath, ApiError> {
+        if let Ok(path) = RoomPath::parse(text) {
+            return Ok(path);
+        }
+        let mut found: Vec<RoomPath> = self
+            .node
+            .rooms(Some(viewer))
+            .into_iter()
+            .filter(|view| view.record.name == text)
+            .filter_map(|view| RoomPath::parse(&view.record.id).ok())
+            .collect();
+        // Rooms it was invited to are known by their tokens alone.
+        for path in self.node.token_paths(viewer) {
+            if path.local_name().trim_start_matches('_') == text && !found.contains(&path) {
+                found.push(path);
+            }
+        }
+        match found.as_slice() {
+            [] => Err(no_room(text)),
+            [one] => Ok(one.clone()),
+            many => {
+                let list: Vec<String> =
+                    many.iter().take(MAX_CANDIDATES).map(ToString::to_string).collect();
+                Err(ApiError::new(
+                    "ambiguous_room",
+                    format!("{} rooms are called {text:?}: {}", many.len(), list.join(", ")),
+                    "give the full path",
+                ))
+            }
+        }
+    }
+
+    fn find_pending(
+        &self,
+        which: PendingRef<'_>,
+        agent: &DeviceId,
+    ) -> Result<types::PendingRequest, ApiError> {
+        let requests = self.pending(agent);
+        let found = match which {
+            PendingRef::Id(id) => requests.into_iter().find(|request| request.id == id),
+            PendingRef::Asked { room, requester } => {
+                let requester = self.find_agent(requester, agent)?.hex();
+                let path = self.find_room(room, agent).map(|path| path.to_string()).ok();
+                requests.into_iter().find(|request| {
+                    request.requester == requester
+                        && (request.room == path || request.room.as_deref() == Some(room))
+                })
+            }
+        };
+        found.ok_or_else(|| {
+            ApiError::new(
+                "not_pending",
+                "nothing like that waits for this agent",
+                todo("not_pending").unwrap_or_default(),
+            )
+        })
+    }
+
+    // --- views ------------------------------------------------------------------------------------------
+
+    fn pending(&self, agent: &DeviceId) -> Vec<types::PendingRequest> {
+        self.node
+            .pending(agent)
+            .into_iter()
+            .map(|view| types::PendingRequest {
+                id: view.id,
+                kind: match view.kind {
+                    "dm" => types::PendingKind::Dm,
+                    "room" => types::PendingKind::Room,
+                    _ => types::PendingKind::Mesh,
+                },
+                room: view.room,
+                requester: view.requester.hex(),
+                requester_name: some_text(&view.requester_name),
+                at: Time(view.at),
+            })
+            .collect()
+    }
+
+    fn whoami(&self, agent: &DeviceId) -> Result<types::Whoami, ApiError> {
+        let record: &AgentRecord = self
+            .node
+            .own_agent(agent)
+            .ok_or_else(|| ApiError::plain(ApiError::NOT_ATTACHED, "the agent has left service"))?;
+        let rooms = self
+            .node
+            .rooms(Some(agent))
+            .into_iter()
+            .filter(|view| view.joined)
+            .map(|view| view.record.id)
+            .collect();
+        Ok(types::Whoami {
+            id: agent.hex(),
+            name: record.name.clone(),
+            harness: record.harness.clone(),
+            cwd: record.cwd.clone(),
+            status: status(record.status),
+            visibility: visibility(record.visibility),
+            tags: record.tags.clone(),
+            rooms,
+            principal: self.principal.map(|id| id.hex()),
+            machine: self.machine.map(|id| id.hex()),
+            version: types::PROGRAM_VERSION.to_owned(),
+        })
+    }
+
+    fn viewer(&self, conn: ConnId) -> Option<DeviceId> {
+        self.clients.get(&conn).and_then(|client: &Client| client.agent)
+    }
+
+    fn agents_view(&self, conn: ConnId) -> Vec<types::AgentInfo> {
+        let viewer = self.viewer(conn);
+        let petnames = self.petnames();
+        self.node
+            .agents(viewer.as_ref(), self.now())
+            .into_iter()
+            .map(|view| {
+                let record = view.record;
+                let petname =
+                    petnames.as_ref().and_then(|names| names.get(&record.id)).map(str::to_owned);
+                types::AgentInfo {
+                    id: record.id.hex(),
+                    name: petname.clone().unwrap_or_else(|| record.name.clone()),
+                    names: types::Names { petname, own: some_text(&record.name), machine: None },
+                    harness: record.harness,
+                    cwd: some_text(&record.cwd),
+                    status: status(record.status),
+                    visibility: visibility(record.visibility),
+                    tags: record.tags,
+                    rooms: record.subscribed_rooms,
+                    local: view.local,
+                    machine: view.machine.map(|id| id.hex()),
+                }
+            })
+            .collect()
+    }
+
+    fn rooms_view(&self, conn: ConnId) -> Vec<types::RoomInfo> {
+        let viewer = self.viewer(conn);
+        self.node
+            .rooms(viewer.as_ref())
+            .into_iter()
+            .map(|RoomView { record, joined }| types::RoomInfo {
+                path: record.id,
+                name: record.name,
+                r#type: room_type(record.kind),
+                owner: record.owner.hex(),
+                description: record.description,
+                members: record.members.len() as u64,
+                joined,
+            })
+            .collect()
+    }
+
+    fn room_view(&self, path: &RoomPath, viewer: &DeviceId) -> Option<types::Room> {
+        let view = self.node.room(path, Some(viewer))?;
+        let now = self.now();
+        let members = view
+            .record
+            .members
+            .iter()
+            .map(|id| {
+                let agent = self.node.agent_by_id(id, now);
+                types::Member {
+                    id: id.hex(),
+                    name: agent.as_ref().and_then(|view| some_text(&view.record.name)),
+                    status: agent.map(|view| status(view.record.status)),
+                }
+            })
+            .collect();
+        Some(types::Room {
+            path: view.record.id,
+            name: view.record.name,
+            r#type: room_type(view.record.kind),
+            owner: view.record.owner.hex(),
+            description: view.record.description,
+            members,
+        })
+    }
+
+    /// The room as far as the agent may know it; a room known by its path alone has no more.
+    fn room_or_path(&self, path: &RoomPath, viewer: &DeviceId) -> types::Room {
+        self.room_view(path, viewer).unwrap_or_else(|| types::Room {
+            path: path.to_string(),
+            name: path.local_name().trim_start_matches('_').to_owned(),
+            r#type: types::RoomType::Private,
+            owner: path.owner().map(|owner| owner.hex()).unwrap_or_default(),
+            description: String::new(),
+            members: Vec::new(),
+        })
+    }
+
+    fn history(
+        &self,
+        agent: &DeviceId,
+        params: &types::RoomHistoryParams,
+    ) -> Result<types::History, ApiError> {
+        let limit = params.limit.map_or(types::DEFAULT_PAGE, types::PageSize::get);
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let path = match self.find_room(&params.room, agent) {
+            Ok(path) => path,
+            Err(error) if error.code == "room_not_found" => {
+                let other = self.find_agent(&params.room, agent).map_err(|_| error)?;
+                RoomPath::dm(*agent, other).ok_or_else(|| no_room(&params.room))?
+            }
+            Err(error) => return Err(error),
+        };
+        let now = self.now();
+        let message = |seq: u64,
+                       id: &str,
+                       from: DeviceId,
+                       at: &str,
+                       text: &str,
+                       reply_to: Option<&String>,
+                       read_by: &[DeviceId]| {
+            types::RoomMessage {
+                seq,
+                id: id.to_owned(),
+                from: from.hex(),
+                from_name: self
+                    .node
+                    .agent_by_id(&from, now)
+                    .and_then(|view| some_text(&view.record.name)),
+                at: Time(crate::codec::time::UnixMillis::parse_iso(at).unwrap_or_default()),
+                text: text.to_owned(),
+                reply_to: reply_to.cloned(),
+                read_by: read_by.iter().map(DeviceId::hex).collect(),
+            }
+        };
+        let all: Vec<types::RoomMessage> = if path.owner().is_some() {
+            let messages = self.node.room_messages(&path, agent).ok_or_else(|| {
+                ApiError::from(CommandError::new(
+                    "not_member",
+                    format!("you are not in room {path}"),
+                ))
+            })?;
+            messages
+                .map(|(seq, m)| {
+                    message(
+                        seq,
+                        &m.id,
+                        m.from,
+                        &m.timestamp,
+                        &m.content,
+                        m.reply_to.as_ref(),
+                        &m.read_by,
+                    )
+                })
+                .collect()
+        } else {
+            let messages =
+                self.node.dm_messages(&path, agent).ok_or_else(|| no_room(&params.room))?;
+            messages
+                .map(|(seq, m)| {
+                    message(seq, &m.id, m.from, &m.timestamp, &m.content, None, &m.read_by)
+                })
+                .collect()
+        };
+        Ok(page(all, params.since, limit))
+    }
+}
+
+/// The messages after `since`, or the newest; within the limits of an answer.
+fn page(all: Vec<types::RoomMessage>, since: Option<u64>, limit: usize) -> types::History {
+    let size = |message: &types::RoomMessage| message.text.len() * 2 + 512;
+    let mut bytes = 0;
+    let mut fits = |message: &types::RoomMessage| {
+        bytes += size(message);
+        bytes <= super::MAX_ANSWER_BYTES
+    };
+    match since {
+        Some(since) => {
+            let after: Vec<_> = all.into_iter().filter(|m| m.seq > since).collect();
+            let total = after.len();
+            let mut first = true;
+            let messages: Vec<_> = after
+                .into_iter()
+                .take(limit)
+                .take_while(|m| fits(m) || std::mem::take(&mut first))
+                .collect();
+            types::History { more: messages.len() < total, messages }
+        }
+        None => {
+            let mut newest: Vec<_> = all.into_iter().rev().take(limit).take_while(fits).collect();
+            newest.reverse();
+            types::History { messages: newest, more: false }
+        }
+    }
+}
+
+fn no_room(text: &str) -> ApiError {
+    ApiError::new(
+        "room_not_found",
+        format!("no room is called {text:?}"),
+        todo("room_not_found").unwrap_or_default(),
+    )
+}
+
+fn api_delivery(agent: DeviceId, state: Option<DeliveryState>) -> types::Delivery {
+    let (status, reason, code) = match state {
+        None => (types::DeliveryStatus::AwaitingConsent, None, None),
+        Some(DeliveryState::Delivered) => (types::DeliveryStatus::Delivered, None, None),
+        Some(DeliveryState::Read) => (types::DeliveryStatus::Read, None, None),
+        Some(DeliveryState::Queued { reason }) => {
+            (types::DeliveryStatus::Queued, Some(reason), None)
+        }
+        Some(DeliveryState::Refused { code }) => (types::DeliveryStatus::Refused, None, Some(code)),
+        Some(DeliveryState::Dropped) => (types::DeliveryStatus::Dropped, None, None),
+        Some(DeliveryState::Expired) => (types::DeliveryStatus::Expired, None, None),
+    };
+    types::Delivery { agent: agent.hex(), status, reason, code }
+}

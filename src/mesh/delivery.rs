@@ -1,0 +1,518 @@
+//! What is on its way: per-agent mailboxes, the sender's retry queues, and copies held for
+//! absent recipients (`rooms.md` 1.9, 1.10; decisions 1 to 3). Queues and their bounds; sends
+//! nothing itself.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::events::{DeliveryEvent, DeliveryState};
+use super::wire::room_path::RoomPath;
+use crate::codec::cbor::{self, Value};
+use crate::codec::time::UnixMillis;
+use crate::identity::device::DeviceId;
+
+/// Unacknowledged events per agent. A model that reads one a second needs three hours for them.
+pub const MAX_MAILBOX_EVENTS: usize = 10_000;
+/// Bytes of unacknowledged events per agent.
+pub const MAX_MAILBOX_BYTES: usize = 16 * 1024 * 1024;
+/// Message ids remembered as shown, per agent: longer than any retry or replay reaches back.
+pub const MAX_SEEN: usize = 16_384;
+/// Requests queued per recipient (the reference's bound).
+pub const MAX_QUEUED: usize = 100;
+/// Recipients with a queue, per agent.
+pub const MAX_QUEUES: usize = 1024;
+/// Age after which a queued message expires (the reference's bound).
+pub const MAX_QUEUED_MS: u64 = 24 * 3600 * 1000;
+/// Copies held per absent recipient (the reference's bound on replicated queues).
+pub const MAX_COPIES: usize = 100;
+/// Recipients for whom copies are held.
+pub const MAX_COPY_RECIPIENTS: usize = 1024;
+/// Undelivered events of one agent that ride in a snapshot (the reference's bound).
+pub const MAX_REPLICATED: usize = 100;
+
+/// An event with its number.
+#[derive(Clone, Debug)]
+pub struct Numbered {
+    /// Its number within the agent's mailbox.
+    pub seq: u64,
+    /// The event.
+    pub event: Arc<DeliveryEvent>,
+    /// When it came.
+    pub at: UnixMillis,
+    bytes: usize,
+}
+
+/// No room: the sender keeps the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the agent's mailbox is full")]
+pub struct MailboxFull;
+
+/// One agent's numbered, unacknowledged events.
+#[derive(Debug)]
+pub struct Mailbox {
+    next_seq: u64,
+    acknowledged: u64,
+    bytes: usize,
+    events: VecDeque<Numbered>,
+    seen: BTreeSet<(DeviceId, String)>,
+    seen_order: VecDeque<(DeviceId, String)>,
+}
+
+impl Default for Mailbox {
+    fn default() -> Self {
+        Self {
+            next_seq: 1,
+            acknowledged: 0,
+            bytes: 0,
+            events: VecDeque::new(),
+            seen: BTreeSet::new(),
+            seen_order: VecDeque::new(),
+        }
+    }
+}
+
+impl Mailbox {
+    /// Takes an event. Full: informational events make room for messages, oldest first; when only
+    /// messages are left, the new one is refused.
+    pub fn push(
+        &mut self,
+        event: Arc<DeliveryEvent>,
+        bytes: usize,
+        at: UnixMillis,
+    ) -> Result<u64, MailboxFull> {
+        while self.events.len() >= MAX_MAILBOX_EVENTS || self.bytes + bytes > MAX_MAILBOX_BYTES {
+            let informational = self.events.iter().position(|held| !is_kept(&held.event));
+            match informational.and_then(|index| self.events.remove(index)) {
+                Some(dropped) => self.bytes -= dropped.bytes,
+                None => return Err(MailboxFull),
+            }
+        }
+        if let Some(key) = event.message_key() {
+            self.note_seen(key);
+        }
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.bytes += bytes;
+        self.events.push_back(Numbered { seq, event, at, bytes });
+        Ok(seq)
+    }
+
+    /// Takes back an event that could not be stored.
+    pub fn retract(&mut self, seq: u64) {
+        if let Some(index) = self.events.iter().position(|held| held.seq == seq)
+            && let Some(held) = self.events.remove(index)
+        {
+            self.bytes -= held.bytes;
+            if let Some(key) = held.event.message_key() {
+                self.seen.remove(&key);
+                self.seen_order.retain(|seen| *seen != key);
+            }
+        }
+    }
+
+    /// Whether this message was taken before (decision 1: by ids, never by history).
+    #[must_use]
+    pub fn has_seen(&self, key: &(DeviceId, String)) -> bool {
+        self.seen.contains(key)
+    }
+
+    fn note_seen(&mut self, key: (DeviceId, String)) {
+        if self.seen.insert(key.clone()) {
+            self.seen_order.push_back(key);
+            if self.seen_order.len() > MAX_SEEN
+                && let Some(oldest) = self.seen_order.pop_front()
+            {
+                self.seen.remove(&oldest);
+            }
+        }
+    }
+
+    /// Acknowledges everything up to `seq`; returns the events this releases.
+    pub fn acknowledge(&mut self, seq: u64) -> Vec<Numbered> {
+        let mut released = Vec::new();
+        while self.events.front().is_some_and(|held| held.seq <= seq) {
+            if let Some(held) = self.events.pop_front() {
+                self.bytes -= held.bytes;
+                released.push(held);
+            }
+        }
+        self.acknowledged = self.acknowledged.max(seq.min(self.next_seq - 1));
+        released
+    }
+
+    /// Unacknowledged events above `after`, oldest first.
+    pub fn after(&self, after: u64) -> impl Iterator<Item = &Numbered> {
+        self.events.iter().filter(move |held| held.seq > after)
+    }
+
+    /// The highest number given so far.
+    #[must_use]
+    pub fn last_seq(&self) -> u64 {
+        self.next_seq - 1
+    }
+
+    /// Everything up to here has been acknowledged.
+    #[must_use]
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// Number of unacknowledged events.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// When the oldest waiting event came.
+    #[must_use]
+    pub fn oldest(&self) -> Option<UnixMillis> {
+        self.events.front().map(|held| held.at)
+    }
+}
+
+/// Events that are not given up to make room: messages, what somebody waits to have answered, and
+/// bad news of a message of one's own.
+fn is_kept(event: &DeliveryEvent) -> bool {
+    match event {
+        DeliveryEvent::RoomMessage { .. }
+        | DeliveryEvent::Dm { .. }
+        | DeliveryEvent::RoomInvite { .. }
+        | DeliveryEvent::RoomJoinRequest { .. }
+        | DeliveryEvent::ConnectionRequest { .. } => true,
+        DeliveryEvent::DeliveryStatus { delivery, .. } => {
+            !matches!(delivery, DeliveryState::Delivered | DeliveryState::Read)
+        }
+        _ => false,
+    }
+}
+
+/// Encoded size of an event, for the bounds.
+#[must_use]
+pub fn event_bytes(event: &DeliveryEvent) -> Vec<u8> {
+    cbor::to_value(event).map(|value| value.encode()).unwrap_or_default()
+}
+
+/// A request kept for retry.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Queued {
+    /// Order number within the sending agent.
+    pub number: u64,
+    /// Room or DM path.
+    pub path: RoomPath,
+    /// Request params.
+    pub params: Value,
+    /// Hex id when it is a message: only then is its fate reported.
+    pub message_id: Option<String>,
+    /// First queued at; kept across failed retries.
+    pub queued_at: UnixMillis,
+    /// Why the last attempt got no answer.
+    pub reason: &'static str,
+}
+
+/// One agent's retry queues.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    next_number: u64,
+    queues: BTreeMap<DeviceId, VecDeque<Queued>>,
+    busy: BTreeSet<DeviceId>,
+}
+
+impl Outgoing {
+    /// A fresh order number.
+    pub fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    /// Queues a request at the end, or at the front when it is a failed retry; returns what the
+    /// bound pushed out.
+    pub fn queue(&mut self, recipient: DeviceId, entry: Queued) -> Option<Queued> {
+        if !self.queues.contains_key(&recipient) && self.queues.len() >= MAX_QUEUES {
+            return Some(entry);
+        }
+        let queue = self.queues.entry(recipient).or_default();
+        let at = queue.partition_point(|held| held.number < entry.number);
+        queue.insert(at, entry);
+        if queue.len() > MAX_QUEUED { queue.pop_front() } else { None }
+    }
+
+    /// Whether requests wait for this recipient, or one is being retried: a new one must queue
+    /// behind them to keep the order.
+    #[must_use]
+    pub fn is_waiting(&self, recipient: &DeviceId) -> bool {
+        self.busy.contains(recipient) || self.queues.contains_key(recipient)
+    }
+
+    /// Takes the next request to retry; one at a time per recipient.
+    pub fn start_retry(&mut self, recipient: &DeviceId) -> Option<Queued> {
+        if self.busy.contains(recipient) {
+            return None;
+        }
+        let queue = self.queues.get_mut(recipient)?;
+        let entry = queue.pop_front();
+        if queue.is_empty() {
+            self.queues.remove(recipient);
+        }
+        if entry.is_some() {
+            self.busy.insert(*recipient);
+        }
+        entry
+    }
+
+    /// A retry has its outcome.
+    pub fn finish_retry(&mut self, recipient: &DeviceId) {
+        self.busy.remove(recipient);
+    }
+
+    /// Takes everything older than the age bound.
+    pub fn expire(&mut self, now: UnixMillis) -> Vec<(DeviceId, Queued)> {
+        let mut expired = Vec::new();
+        self.queues.retain(|recipient, queue| {
+            queue.retain(|entry| {
+                let live = now.since(entry.queued_at) < MAX_QUEUED_MS;
+                if !live {
+                    expired.push((*recipient, entry.clone()));
+                }
+                live
+            });
+            !queue.is_empty()
+        });
+        expired
+    }
+
+    /// Takes what is queued for one recipient on one path (a refused first DM takes the others
+    /// with it).
+    pub fn take_path(&mut self, recipient: &DeviceId, path: &RoomPath) -> Vec<Queued> {
+        let Some(queue) = self.queues.get_mut(recipient) else { return Vec::new() };
+        let (taken, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(queue).into_iter().partition(|entry| entry.path == *path);
+        if kept.is_empty() {
+            self.queues.remove(recipient);
+        } else {
+            *queue = kept;
+        }
+        taken.into()
+    }
+
+    /// Queued requests, with their recipients.
+    pub fn iter(&self) -> impl Iterator<Item = (&DeviceId, &Queued)> {
+        self.queues
+            .iter()
+            .flat_map(|(recipient, queue)| queue.iter().map(move |entry| (recipient, entry)))
+    }
+
+    /// Recipients with something waiting.
+    pub fn recipients(&self) -> impl Iterator<Item = &DeviceId> {
+        self.queues.keys()
+    }
+}
+
+/// A copy of somebody else's message, held because its recipient is away.
+#[derive(Clone, Debug)]
+pub struct HeldCopy {
+    /// The event to hand over.
+    pub event: DeliveryEvent,
+    /// Held since.
+    pub since: UnixMillis,
+}
+
+/// Copies by recipient, then author and message id.
+#[derive(Debug, Default)]
+pub struct Copies {
+    by_recipient: BTreeMap<DeviceId, BTreeMap<(DeviceId, String), HeldCopy>>,
+}
+
+impl Copies {
+    /// Holds a copy. False when known already, not a message, or over a bound.
+    pub fn hold(&mut self, recipient: DeviceId, event: DeliveryEvent, now: UnixMillis) -> bool {
+        let Some(key) = event.message_key() else { return false };
+        if !self.by_recipient.contains_key(&recipient)
+            && self.by_recipient.len() >= MAX_COPY_RECIPIENTS
+        {
+            return false;
+        }
+        let held = self.by_recipient.entry(recipient).or_default();
+        if held.contains_key(&key) || held.len() >= MAX_COPIES {
+            return false;
+        }
+        held.insert(key, HeldCopy { event, since: now });
+        true
+    }
+
+    /// Copies for a recipient, oldest first.
+    #[must_use]
+    pub fn for_recipient(&self, recipient: &DeviceId) -> Vec<((DeviceId, String), HeldCopy)> {
+        let mut copies: Vec<_> = self
+            .by_recipient
+            .get(recipient)
+            .into_iter()
+            .flatten()
+            .map(|(key, copy)| (key.clone(), copy.clone()))
+            .collect();
+        copies.sort_by_key(|(_, copy)| copy.since);
+        copies
+    }
+
+    /// Lets one go. True when it was held.
+    pub fn release(&mut self, recipient: &DeviceId, key: &(DeviceId, String)) -> bool {
+        let Some(held) = self.by_recipient.get_mut(recipient) else { return false };
+        let was = held.remove(key).is_some();
+        if held.is_empty() {
+            self.by_recipient.remove(recipient);
+        }
+        was
+    }
+
+    /// Takes every copy older than the age bound.
+    pub fn expire(&mut self, now: UnixMillis) -> Vec<(DeviceId, (DeviceId, String))> {
+        let mut expired = Vec::new();
+        self.by_recipient.retain(|recipient, held| {
+            held.retain(|key, copy| {
+                let live = now.since(copy.since) < MAX_QUEUED_MS;
+                if !live {
+                    expired.push((*recipient, key.clone()));
+                }
+                live
+            });
+            !held.is_empty()
+        });
+        expired
+    }
+
+    /// Number of copies held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_recipient.values().map(BTreeMap::len).sum()
+    }
+
+    /// Whether none is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_recipient.is_empty()
+    }
+
+    /// Recipients for whom something is held.
+    pub fn recipients(&self) -> impl Iterator<Item = &DeviceId> {
+        self.by_recipient.keys()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::records::{AgentStatus, DmMessage};
+
+    fn id(n: u8) -> DeviceId {
+        DeviceId([n; 32])
+    }
+
+    fn dm(n: u64) -> DeliveryEvent {
+        DeliveryEvent::Dm {
+            message: DmMessage {
+                id: format!("{n:032x}"),
+                from: id(1),
+                to: id(2),
+                content: "x".into(),
+                timestamp: String::new(),
+                read_by: vec![],
+                streaming_behavior: None,
+            },
+        }
+    }
+
+    fn info() -> DeliveryEvent {
+        DeliveryEvent::MemberStatus { room: "r".into(), agent: id(1), status: AgentStatus::Idle }
+    }
+
+    fn queued(number: u64, at: u64) -> Queued {
+        Queued {
+            number,
+            path: RoomPath::dm(id(1), id(2)).unwrap(),
+            params: Value::Map(Vec::new()),
+            message_id: None,
+            queued_at: UnixMillis(at),
+            reason: "timeout",
+        }
+    }
+
+    #[test]
+    fn numbers_rise_and_acknowledging_releases_in_order() {
+        let mut mailbox = Mailbox::default();
+        for n in 0..3 {
+            assert_eq!(mailbox.push(Arc::new(dm(n)), 10, UnixMillis(n)), Ok(n + 1));
+        }
+        assert!(mailbox.has_seen(&(id(1), format!("{:032x}", 0))));
+        assert_eq!(mailbox.acknowledge(2).len(), 2);
+        assert_eq!(mailbox.after(0).map(|held| held.seq).collect::<Vec<_>>(), vec![3]);
+        assert_eq!(mailbox.acknowledge(99).len(), 1);
+        assert_eq!(mailbox.acknowledged(), 3);
+        assert_eq!(mailbox.push(Arc::new(dm(9)), 10, UnixMillis(9)), Ok(4));
+    }
+
+    #[test]
+    fn a_full_mailbox_gives_up_news_but_never_messages() {
+        let mut mailbox = Mailbox::default();
+        mailbox.push(Arc::new(info()), 1, UnixMillis(0)).unwrap();
+        for n in 0..MAX_MAILBOX_EVENTS as u64 {
+            mailbox.push(Arc::new(dm(n)), 1, UnixMillis(n)).unwrap();
+        }
+        assert_eq!(mailbox.len(), MAX_MAILBOX_EVENTS);
+        assert_eq!(mailbox.push(Arc::new(dm(1 << 40)), 1, UnixMillis(0)), Err(MailboxFull));
+        assert_eq!(
+            Mailbox::default().push(Arc::new(dm(1)), MAX_MAILBOX_BYTES + 1, UnixMillis(0)),
+            Err(MailboxFull)
+        );
+    }
+
+    #[test]
+    fn a_retracted_event_may_come_again() {
+        let mut mailbox = Mailbox::default();
+        let seq = mailbox.push(Arc::new(dm(1)), 10, UnixMillis(0)).unwrap();
+        mailbox.retract(seq);
+        assert!(mailbox.is_empty() && !mailbox.has_seen(&(id(1), format!("{:032x}", 1))));
+    }
+
+    #[test]
+    fn retries_keep_the_order_and_go_one_at_a_time() {
+        let mut out = Outgoing::default();
+        out.queue(id(2), queued(1, 0));
+        out.queue(id(2), queued(2, 0));
+        let first = out.start_retry(&id(2)).unwrap();
+        assert_eq!(first.number, 1);
+        assert!(out.start_retry(&id(2)).is_none());
+        out.queue(id(2), first);
+        out.finish_retry(&id(2));
+        assert_eq!(out.start_retry(&id(2)).unwrap().number, 1);
+        assert!(out.is_waiting(&id(2)));
+    }
+
+    #[test]
+    fn queues_are_bounded_in_number_and_age() {
+        let mut out = Outgoing::default();
+        for n in 1..=MAX_QUEUED as u64 {
+            assert!(out.queue(id(2), queued(n, n)).is_none());
+        }
+        assert_eq!(out.queue(id(2), queued(1000, 1000)).unwrap().number, 1);
+        let expired = out.expire(UnixMillis(MAX_QUEUED_MS + 3));
+        assert_eq!(expired.iter().map(|(_, e)| e.number).collect::<Vec<_>>(), vec![2, 3]);
+    }
+
+    #[test]
+    fn copies_are_held_once_and_expire() {
+        let mut copies = Copies::default();
+        assert!(copies.hold(id(2), dm(1), UnixMillis(5)));
+        assert!(!copies.hold(id(2), dm(1), UnixMillis(6)));
+        assert!(!copies.hold(id(2), info(), UnixMillis(6)));
+        assert_eq!(copies.for_recipient(&id(2)).len(), 1);
+        assert!(copies.release(&id(2), &(id(1), format!("{:032x}", 1))));
+        assert!(copies.is_empty());
+        copies.hold(id(2), dm(1), UnixMillis(5));
+        assert_eq!(copies.expire(UnixMillis(5 + MAX_QUEUED_MS)).len(), 1);
+    }
+}

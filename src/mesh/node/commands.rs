@@ -1,0 +1,281 @@
+//! What agents ask of the node. Names and prefixes have become ids before they get here.
+
+use std::collections::BTreeMap;
+
+use super::super::events::DeliveryState;
+use super::super::records::{AgentStatus, Now, RoomType, StreamingBehavior, Visibility};
+use super::super::wire::room_path::RoomPath;
+use super::rooms::MAX_TEXT_BYTES;
+use super::{Decision, Node, OpId, Output};
+use crate::identity::device::DeviceId;
+use crate::identity::names;
+
+/// A request of an agent.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Make a room and join it.
+    CreateRoom {
+        /// Name; becomes part of the path.
+        name: String,
+        /// Public, private or secret.
+        kind: RoomType,
+        /// What it is for.
+        description: String,
+    },
+    /// Join a room.
+    JoinRoom(RoomPath),
+    /// Leave a room, or decline an invitation; the owner of an otherwise empty room destroys it.
+    LeaveRoom {
+        /// Room.
+        room: RoomPath,
+        /// What the owner is told.
+        reason: Option<String>,
+    },
+    /// End a room of one's own.
+    DestroyRoom(RoomPath),
+    /// Invite an agent to a room of one's own.
+    Invite {
+        /// Room.
+        room: RoomPath,
+        /// Whom.
+        agent: DeviceId,
+    },
+    /// Put an agent out of a room of one's own.
+    Kick {
+        /// Room.
+        room: RoomPath,
+        /// Whom.
+        agent: DeviceId,
+    },
+    /// Write to a room.
+    Send {
+        /// Room.
+        room: RoomPath,
+        /// Text.
+        text: String,
+        /// Hex id of the message answered.
+        reply_to: Option<String>,
+        /// Timing hint.
+        behavior: Option<StreamingBehavior>,
+    },
+    /// Write to an agent.
+    Dm {
+        /// Whom.
+        to: DeviceId,
+        /// Text.
+        text: String,
+        /// Timing hint.
+        behavior: Option<StreamingBehavior>,
+        /// How long to wait for consent before answering.
+        wait_ms: u64,
+    },
+    /// Say yes to what waits.
+    Accept(DecisionTarget),
+    /// Say no.
+    Reject {
+        /// To what.
+        target: DecisionTarget,
+        /// Why.
+        reason: Option<String>,
+    },
+    /// Change one's own record.
+    Update {
+        /// New name.
+        name: Option<String>,
+        /// New status; not offline.
+        status: Option<AgentStatus>,
+        /// New visibility.
+        visibility: Option<Visibility>,
+        /// New labels.
+        tags: Option<Vec<String>>,
+    },
+    /// Everything up to this event has been received.
+    Acknowledge(u64),
+}
+
+/// Which waiting request is meant.
+#[derive(Clone, Debug)]
+pub enum DecisionTarget {
+    /// By the id that `pending` shows.
+    Id(String),
+    /// By room (or conversation) and requester.
+    Pair(RoomPath, DeviceId),
+    /// A device that asks to be let in.
+    Connection(DeviceId),
+}
+
+impl DecisionTarget {
+    pub(super) fn agent_id(&self, decisions: &BTreeMap<String, Decision>) -> Option<String> {
+        match self {
+            Self::Id(id) => decisions.contains_key(id).then(|| id.clone()),
+            Self::Pair(path, requester) => decisions
+                .values()
+                .find(|d| d.path.as_ref() == Some(path) && d.requester == *requester)
+                .map(|d| d.id.clone()),
+            Self::Connection(_) => None,
+        }
+    }
+
+    pub(super) fn mesh_id(&self, decisions: &BTreeMap<String, Decision>) -> Option<String> {
+        match self {
+            Self::Id(id) => decisions.contains_key(id).then(|| id.clone()),
+            Self::Connection(device) => {
+                decisions.values().find(|d| d.requester == *device).map(|d| d.id.clone())
+            }
+            Self::Pair(..) => None,
+        }
+    }
+}
+
+/// One recipient's outcome; `None` while its consent is awaited.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delivery {
+    /// Recipient.
+    pub agent: DeviceId,
+    /// What became of it.
+    pub state: Option<DeliveryState>,
+}
+
+/// A command's result.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CommandResult {
+    /// The room concerned; its record is to be had by query.
+    Room(RoomPath),
+    /// The owner has not decided yet; the outcome comes as an event.
+    JoinPending(RoomPath),
+    /// A message was taken.
+    Sent {
+        /// Hex message id.
+        message_id: String,
+        /// Per recipient.
+        deliveries: Vec<Delivery>,
+    },
+    /// Nothing to tell.
+    Done,
+}
+
+/// Why a command failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct CommandError {
+    /// Stable word.
+    pub code: &'static str,
+    /// What happened.
+    pub message: String,
+}
+
+impl CommandError {
+    /// An error with a stable code.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}
+
+/// Labels of one agent.
+const MAX_TAGS: usize = 32;
+
+impl Node {
+    pub(super) fn command(&mut self, op: OpId, agent: DeviceId, command: Command, now: Now) {
+        if self.agent(&agent).is_none() {
+            self.fail(op, CommandError::new("not_attached", "this agent is not in service"));
+            return;
+        }
+        let result = match command {
+            Command::CreateRoom { name, kind, description } => {
+                self.create_room(agent, &name, kind, description, now)
+            }
+            Command::JoinRoom(path) => return self.join_room(agent, path, op, now),
+            Command::LeaveRoom { room, reason } => {
+                return self.leave_room(agent, room, reason, op, now);
+            }
+            Command::DestroyRoom(path) => self.destroy_room(agent, &path, now),
+            Command::Invite { room, agent: invitee } => {
+                return self.invite(agent, room, invitee, op, now);
+            }
+            Command::Kick { room, agent: member } => self.kick(agent, &room, member, now),
+            Command::Send { text, .. } | Command::Dm { text, .. }
+                if text.len() > MAX_TEXT_BYTES =>
+            {
+                Err(CommandError::new(
+                    "too_large",
+                    format!(
+                        "the text has {} bytes; at most {MAX_TEXT_BYTES} fit in a message",
+                        text.len()
+                    ),
+                ))
+            }
+            Command::Send { room, text, reply_to, behavior } => {
+                return self.send_to_room(agent, room, text, reply_to, behavior, op, now);
+            }
+            Command::Dm { to, text, behavior, wait_ms } => {
+                return self.dm(agent, to, text, behavior, wait_ms, op, now);
+            }
+            Command::Accept(target) => self.decide(agent, &target, true, None, now),
+            Command::Reject { target, reason } => self.decide(agent, &target, false, reason, now),
+            Command::Update { name, status, visibility, tags } => {
+                self.update(agent, name, status, visibility, tags, now)
+            }
+            Command::Acknowledge(seq) => {
+                self.acknowledge(agent, seq, now);
+                Ok(CommandResult::Done)
+            }
+        };
+        self.outputs.push_back(Output::Reply { op, result });
+    }
+
+    fn update(
+        &mut self,
+        agent: DeviceId,
+        name: Option<String>,
+        status: Option<AgentStatus>,
+        visibility: Option<Visibility>,
+        tags: Option<Vec<String>>,
+        now: Now,
+    ) -> Result<CommandResult, CommandError> {
+        let name = match name {
+            Some(name) => Some(names::usable(&name).map(str::to_owned).ok_or_else(|| {
+                CommandError::new(
+                    "invalid_name",
+                    "an agent name has 1 to 64 characters and no control characters",
+                )
+            })?),
+            None => None,
+        };
+        if status == Some(AgentStatus::Offline) {
+            return Err(CommandError::new("invalid_status", "an agent goes offline by detaching"));
+        }
+        if let Some(tags) = &tags
+            && (tags.len() > MAX_TAGS || tags.iter().any(|tag| !names::is_clean(tag)))
+        {
+            return Err(CommandError::new(
+                "invalid_tags",
+                format!("at most {MAX_TAGS} tags of 1 to 64 characters without control characters"),
+            ));
+        }
+        let Some(before) = self.record(&agent).cloned() else {
+            return Err(CommandError::new("not_attached", "this agent is not in service"));
+        };
+        if let Some(record) = self.touch_own_record(&agent) {
+            if let Some(name) = &name {
+                record.name.clone_from(name);
+            }
+            if let Some(status) = status {
+                record.status = status;
+            }
+            if let Some(visibility) = visibility {
+                record.visibility = visibility;
+            }
+            if let Some(tags) = tags {
+                record.tags = tags;
+            }
+        }
+        self.broadcast_own_record(agent, now);
+        if let Some(name) = name.filter(|name| *name != before.name) {
+            self.show_name(agent, before.name, name, now);
+        }
+        if let Some(status) = status.filter(|status| *status != before.status) {
+            self.show_status(agent, status, now);
+        }
+        Ok(CommandResult::Done)
+    }
+}

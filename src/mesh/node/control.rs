@@ -1,0 +1,453 @@
+//! Devices into and out of service, and decisions that agents and operators take: who may join,
+//! who may write, which machines are let in (`transport.md` 2.6, `rooms.md` 3.3).
+
+use super::super::events::DeliveryEvent;
+use super::super::log::LogEvent;
+use super::super::message::MeshMessage;
+use super::super::records::{AgentRecord, AgentStatus, Now, PeerInfo, Visibility};
+use super::super::session::{
+    APPROVAL_WINDOW_MS, Admission, MAX_WAITING_FOR_DECISION, SessionId, SessionKind,
+};
+use super::super::wire::room_path::RoomPath;
+use super::requests::{error, ok};
+use super::{
+    AddDevice, Agent, Answer, AnswerTo, CommandError, CommandResult, Decision, Device, MAX_PARKED,
+    MAX_PENDING_DECISIONS, Node, Op, OpId, Outcome, Output, Purpose,
+};
+use crate::codec::text::truncate_chars;
+use crate::identity::device::DeviceId;
+
+/// Pause before another machine that did not let us in is asked again.
+pub(super) const APPROVAL_RETRY_MS: u64 = 60_000;
+/// Other machines that wait to be let in.
+const MAX_MESH_DECISIONS: usize = 64;
+/// Requests of one pair that are answered by the same decision.
+const MAX_WAITERS: usize = 4;
+/// Characters of a name that a stranger gives itself.
+const MAX_NAME_CHARS: usize = 64;
+
+impl Node {
+    // --- devices ------------------------------------------------------------------------------------
+
+    pub(super) fn add_device(&mut self, add: AddDevice, now: Now) {
+        let id = add.key.id();
+        if self.is_hosted(&id) {
+            return;
+        }
+        let agent = add.agent.map(|spec| {
+            let mut agent = self.parked.remove(&id).unwrap_or_else(Agent::new);
+            // The slot file is the truth about tokens: a Node bridge may have served the slot.
+            agent.tokens = spec.tokens.into_iter().collect();
+            agent.grants =
+                spec.grants.into_iter().map(|(path, member, id)| ((path, member), id)).collect();
+            let seen = self.record(&id).map_or(0, |record| record.version);
+            let subscribed = agent
+                .tokens
+                .keys()
+                .filter(|path| self.replica.room(path).is_some_and(|room| room.is_member(&id)))
+                .map(ToString::to_string)
+                .collect();
+            self.replica.put_own_agent(AgentRecord {
+                id,
+                version: seen + 1,
+                name: spec.name,
+                harness: spec.harness,
+                cwd: spec.cwd,
+                pid: i64::from(self.config.pid),
+                started_at: now.unix.iso(),
+                visibility: Visibility::Visible,
+                status: AgentStatus::Active,
+                tags: Vec::new(),
+                subscribed_rooms: subscribed,
+            });
+            agent
+        });
+        self.log(LogEvent::new("agent_added").with("agent", id).with("data_port", add.data_port));
+        self.formation.forget(&id);
+        self.directory.remove(&id);
+        self.devices.insert(id, Device::new(add.key, add.data_port, agent, now));
+        self.announce_device(id, now);
+        self.agent_returned(id, now);
+        self.show_status(id, AgentStatus::Active, now);
+    }
+
+    pub(super) fn remove_device(&mut self, id: DeviceId, now: Now) {
+        if id == self.daemon || !self.is_hosted(&id) {
+            return;
+        }
+        self.say_offline(id, now);
+        let sessions: Vec<SessionId> =
+            self.sessions.values().filter(|s| s.local == id).map(|s| s.id).collect();
+        for session in sessions {
+            self.close(session, "agent_detached", now);
+        }
+        self.formation.forget_local(&id);
+        let dials: Vec<_> = self
+            .dials
+            .iter()
+            .filter(|(_, dial)| match dial {
+                super::DialFor::Peer(plan) => plan.local == id,
+                super::DialFor::Port(local) => *local == id,
+            })
+            .map(|(dial, _)| *dial)
+            .collect();
+        for dial in dials {
+            self.dials.remove(&dial);
+        }
+        let Some(device) = self.devices.remove(&id) else { return };
+        if let Some(mut agent) = device.agent {
+            for (_, decision) in std::mem::take(&mut agent.decisions) {
+                for to in decision.waiters {
+                    self.answer(to, error("not_connected"), now);
+                }
+            }
+            let queued: Vec<_> =
+                agent.outgoing.iter().map(|(to, entry)| (*to, entry.clone())).collect();
+            self.leave_copies(id, queued, now.unix);
+            agent.outgoing = super::Outgoing::default();
+            if self.parked.len() < MAX_PARKED {
+                self.parked.insert(id, agent);
+            }
+        }
+        self.log(LogEvent::new("agent_removed").with("agent", id));
+        self.departed_from_role(id, now);
+    }
+
+    // --- decisions of agents ----------------------------------------------------------------------------
+
+    /// Puts a request before the agent. A repeated request asks again, and one decision answers
+    /// all that wait for it.
+    pub(super) fn ask_agent(
+        &mut self,
+        local: DeviceId,
+        from: DeviceId,
+        session: Option<SessionId>,
+        to: AnswerTo,
+        path: RoomPath,
+        now: Now,
+    ) -> Answer {
+        if let Some(session) = session
+            && let Some(held) = self.sessions.get_mut(&session)
+        {
+            if held.waiting_for_decision >= MAX_WAITING_FOR_DECISION {
+                return Answer::Now(too_many());
+            }
+            held.waiting_for_decision += 1;
+        }
+        let fresh = self.decision_id();
+        let Some(agent) = self.agent_mut(&local) else { return Answer::Now(error("denied")) };
+        let known = agent
+            .decisions
+            .values()
+            .find(|d| d.requester == from && d.path.as_ref() == Some(&path))
+            .map(|d| d.id.clone());
+        if known.is_none() && agent.decisions.len() >= MAX_PENDING_DECISIONS {
+            return Answer::Now(too_many());
+        }
+        let id = known.unwrap_or(fresh);
+        let decision = agent.decisions.entry(id.clone()).or_insert_with(|| Decision {
+            id,
+            path: Some(path.clone()),
+            requester: from,
+            at: now.unix,
+            deadline: 0,
+            waiters: Vec::new(),
+            session,
+        });
+        decision.deadline = now.mono + APPROVAL_WINDOW_MS;
+        decision.waiters.push(to);
+        let over = (decision.waiters.len() > MAX_WAITERS).then(|| decision.waiters.remove(0));
+        if let Some(over) = over {
+            self.release_waiter(over);
+            self.answer(over, too_many(), now);
+        }
+        let event = DeliveryEvent::RoomJoinRequest { room: path.to_string(), requester_id: from };
+        self.show(local, event, now);
+        Answer::Later
+    }
+
+    fn decision_id(&mut self) -> String {
+        data_encoding::HEXLOWER.encode(&self.random::<4>())
+    }
+
+    fn release_waiter(&mut self, to: AnswerTo) {
+        if let AnswerTo::Session { session, .. } = to
+            && let Some(held) = self.sessions.get_mut(&session)
+        {
+            held.waiting_for_decision = held.waiting_for_decision.saturating_sub(1);
+        }
+    }
+
+    /// Which decision is meant: by its id, or by room and requester.
+    pub(super) fn decide(
+        &mut self,
+        agent: DeviceId,
+        target: &super::commands::DecisionTarget,
+        accept: bool,
+        reason: Option<String>,
+        now: Now,
+    ) -> Result<CommandResult, CommandError> {
+        let not_pending = || {
+            CommandError::new("not_pending", "nothing like that is waiting; see what is pending")
+        };
+        if let Some(id) = target.mesh_id(&self.mesh_decisions) {
+            return self.decide_mesh(&id, accept, reason, now).ok_or_else(not_pending);
+        }
+        let held = self.agent_mut(&agent).ok_or_else(not_pending)?;
+        let id = target.agent_id(&held.decisions).ok_or_else(not_pending)?;
+        let decision = held.decisions.remove(&id).ok_or_else(not_pending)?;
+        let Some(path) = decision.path else { return Err(not_pending()) };
+        let outcome = if accept {
+            if decision.waiters.is_empty() {
+                // Nobody waits any more: the consent stands, and the next request finds it.
+                self.note_consent(agent, decision.requester, &path, now);
+                ok()
+            } else {
+                self.admit(agent, decision.requester, &path, now)
+            }
+        } else {
+            Outcome::Error { code: "denied".into(), message: reason }
+        };
+        for to in decision.waiters {
+            self.release_waiter(to);
+            self.answer(to, outcome.clone(), now);
+        }
+        match outcome {
+            Outcome::Error { code, .. } if code == "mint_failed" => {
+                Err(CommandError::new("mint_failed", "the token could not be made"))
+            }
+            _ => Ok(CommandResult::Done),
+        }
+    }
+
+    fn note_consent(&mut self, agent: DeviceId, requester: DeviceId, path: &RoomPath, now: Now) {
+        if path.owner().is_some() {
+            if let Some(room) = self.replica.room_mut(path) {
+                room.record_invite(requester);
+            }
+            self.broadcast_room(agent, path, now);
+        } else if let Some(held) = self.agent_mut(&agent) {
+            held.opened.insert(path.clone());
+        }
+    }
+
+    pub(super) fn decisions_upkeep(&mut self, now: Now) {
+        let mut late = Vec::new();
+        for device in self.devices.values_mut() {
+            let Some(agent) = device.agent.as_mut() else { continue };
+            agent.decisions.retain(|_, decision| {
+                let live = decision.deadline > now.mono;
+                if !live {
+                    late.append(&mut decision.waiters);
+                }
+                live
+            });
+        }
+        for to in late {
+            self.release_waiter(to);
+            self.answer(to, error("timeout"), now);
+        }
+        let late: Vec<String> = self
+            .mesh_decisions
+            .values()
+            .filter(|decision| decision.deadline <= now.mono)
+            .map(|decision| decision.id.clone())
+            .collect();
+        for id in late {
+            if let Some(decision) = self.mesh_decisions.remove(&id) {
+                for to in decision.waiters {
+                    self.answer(to, error("timeout"), now);
+                }
+                if let Some(session) = decision.session {
+                    self.close(session, "approval_timeout", now);
+                }
+            }
+        }
+    }
+
+    /// The requests of a closed session cannot be answered any more; the questions stay.
+    pub(super) fn drop_decisions_of_session(&mut self, session: SessionId) {
+        let of_session =
+            |to: &AnswerTo| matches!(to, AnswerTo::Session { session: s, .. } if *s == session);
+        for device in self.devices.values_mut() {
+            if let Some(agent) = device.agent.as_mut() {
+                for decision in agent.decisions.values_mut() {
+                    decision.waiters.retain(|to| !of_session(to));
+                }
+            }
+        }
+        self.mesh_decisions.retain(|_, decision| decision.session != Some(session));
+        for stored in self.stored.values_mut() {
+            if stored.answer.as_ref().is_some_and(of_session) {
+                stored.answer = None;
+            }
+        }
+    }
+
+    // --- other machines -----------------------------------------------------------------------------------
+
+    pub(super) fn connection_requested(
+        &mut self,
+        session: SessionId,
+        to: AnswerTo,
+        data_port: u16,
+        name: String,
+        fingerprint: String,
+        now: Now,
+    ) -> Answer {
+        if self.mesh_decisions.len() >= MAX_MESH_DECISIONS {
+            return Answer::Now(too_many());
+        }
+        let Some(held) = self.sessions.get_mut(&session) else { return Answer::Later };
+        held.admission = Admission::AwaitingApproval;
+        let remote = held.remote;
+        // One slot per device: a later request takes the place of an earlier one.
+        let earlier: Vec<String> = self
+            .mesh_decisions
+            .values()
+            .filter(|decision| decision.requester == remote)
+            .map(|decision| decision.id.clone())
+            .collect();
+        for id in earlier {
+            self.mesh_decisions.remove(&id);
+        }
+        let id = self.decision_id();
+        let decision = Decision {
+            id: id.clone(),
+            path: None,
+            requester: remote,
+            at: now.unix,
+            deadline: now.mono + APPROVAL_WINDOW_MS,
+            waiters: vec![to],
+            session: Some(session),
+        };
+        self.mesh_decisions.insert(id, decision);
+        self.log(LogEvent::new("connection_requested").with("device", remote));
+        for agent in self.agent_ids() {
+            let event = DeliveryEvent::ConnectionRequest {
+                connection_id: remote.hex(),
+                peer_id: remote,
+                data_port,
+                name: truncate_chars(&name, MAX_NAME_CHARS).to_owned(),
+                fingerprint: truncate_chars(&fingerprint, 128).to_owned(),
+            };
+            self.show(agent, event, now);
+        }
+        Answer::Later
+    }
+
+    fn decide_mesh(
+        &mut self,
+        id: &str,
+        accept: bool,
+        reason: Option<String>,
+        now: Now,
+    ) -> Option<CommandResult> {
+        let decision = self.mesh_decisions.remove(id)?;
+        let session = decision.session?;
+        for to in decision.waiters {
+            let outcome = if accept {
+                ok()
+            } else {
+                Outcome::Error { code: "rejected".into(), message: reason.clone() }
+            };
+            self.answer(to, outcome, now);
+        }
+        if accept {
+            self.admitted(session, now);
+        } else {
+            self.leave_alone(decision.requester, now);
+            self.close(session, "rejected", now);
+        }
+        Some(CommandResult::Done)
+    }
+
+    /// Our first word to another machine.
+    pub(super) fn ask_to_be_let_in(&mut self, session: SessionId, _now: Now) {
+        let data_port = self.config.network_port.unwrap_or(0);
+        let message = MeshMessage::ConnectRequest {
+            data_port,
+            name: format!("commsd-{}", self.daemon.short()),
+            fingerprint: String::new(),
+        };
+        // No deadline here: the other side's window decides.
+        let request = Self::frame_request(&message);
+        self.request_on(session, request, Purpose::ConnectRequest, None);
+    }
+
+    pub(super) fn let_in(
+        &mut self,
+        session: Option<SessionId>,
+        remote: DeviceId,
+        outcome: &Outcome,
+        now: Now,
+    ) {
+        let Some(session) = session else { return };
+        match outcome {
+            Outcome::Ok(_) => {
+                if self
+                    .sessions
+                    .get(&session)
+                    .is_some_and(|s| s.kind == SessionKind::NetworkDialled)
+                {
+                    self.admitted(session, now);
+                }
+            }
+            Outcome::ConnectionLost => {}
+            _ => {
+                self.leave_alone(remote, now);
+                self.close(session, "not_let_in", now);
+            }
+        }
+    }
+
+    // --- open commands ------------------------------------------------------------------------------------
+
+    pub(super) fn fail(&mut self, op: OpId, error: CommandError) {
+        self.ops.remove(&op);
+        self.outputs.push_back(Output::Reply { op, result: Err(error) });
+    }
+
+    pub(super) fn ops_upkeep(&mut self, now: Now) {
+        let due: Vec<OpId> = self
+            .ops
+            .iter()
+            .filter(|(_, op)| match op {
+                Op::Send { reply_by, .. } | Op::Join { reply_by, .. } | Op::Plain { reply_by } => {
+                    *reply_by <= now.mono
+                }
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for op in due {
+            match self.ops.remove(&op) {
+                Some(Op::Send { message_id, deliveries, .. }) => {
+                    self.outputs.push_back(Output::Reply {
+                        op,
+                        result: Ok(CommandResult::Sent { message_id, deliveries }),
+                    });
+                }
+                Some(Op::Join { path, .. }) => {
+                    self.outputs.push_back(Output::Reply {
+                        op,
+                        result: Ok(CommandResult::JoinPending(path)),
+                    });
+                }
+                Some(Op::Plain { .. }) => self.outputs.push_back(Output::Reply {
+                    op,
+                    result: Err(CommandError::new("timeout", "the owner did not answer in time")),
+                }),
+                None => {}
+            }
+        }
+    }
+
+    /// Where a peer is in the table, for status.
+    pub(super) fn peer_address(&self, device: &DeviceId) -> Option<PeerInfo> {
+        self.formation.peer(device).map(|peer| peer.info.clone())
+    }
+}
+
+fn too_many() -> Outcome {
+    Outcome::Error { code: "denied".into(), message: Some("too many requests are waiting".into()) }
+}

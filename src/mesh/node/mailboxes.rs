@@ -1,0 +1,647 @@
+//! Events into mailboxes, acknowledgements out of them, messages to recipients and their retry,
+//! copies for the absent (`rooms.md` 1.9, 1.10, 6; decisions 1 to 3).
+
+use std::sync::Arc;
+
+use super::super::delivery::{MailboxFull, Queued, event_bytes};
+use super::super::events::{DeliveryEvent, DeliveryState};
+use super::super::journal::{Record, Ticket};
+use super::super::log::LogEvent;
+use super::super::message::{MeshMessage, Patch};
+use super::super::records::Now;
+use super::super::session::{REQUEST_TIMEOUT_MS, Session, SessionId};
+use super::super::wire::room_path::RoomPath;
+use super::super::wire::scope::Scope;
+use super::requests::{error, ok};
+use super::{
+    AnswerTo, MessageRequest, Node, Op, OpId, OutRequest, Outcome, Output, Purpose, Stored,
+};
+use crate::codec::cbor::Value;
+use crate::codec::time::UnixMillis;
+use crate::identity::device::DeviceId;
+
+/// Time each further holder of a copy waits, so that the first in line hands it over alone.
+const HAND_OVER_STEP_MS: u64 = 2_000;
+/// A returning recipient's own session comes first; its sender may be returning as well.
+const HAND_OVER_FIRST_MS: u64 = 1_000;
+
+impl Node {
+    /// Puts an event into an agent's mailbox and has it stored. `answer` is answered ok once the
+    /// event is stored or acknowledged (decision 3).
+    pub(super) fn push_event(
+        &mut self,
+        agent: DeviceId,
+        event: DeliveryEvent,
+        answer: Option<AnswerTo>,
+        now: Now,
+    ) -> Result<u64, MailboxFull> {
+        let bytes = event_bytes(&event);
+        let event = Arc::new(event);
+        let Some(held) = self.agent_mut(&agent) else { return Err(MailboxFull) };
+        let seq = match held.mailbox.push(Arc::clone(&event), bytes.len(), now.unix) {
+            Ok(seq) => seq,
+            Err(full) => {
+                self.log(LogEvent::new("mailbox_full").with("agent", agent));
+                return Err(full);
+            }
+        };
+        if let Some((sender, message)) = event.message_key() {
+            self.log(
+                LogEvent::new("message_received")
+                    .with("agent", agent)
+                    .with("sender", sender)
+                    .with("message", message),
+            );
+        }
+        self.outputs.push_back(Output::AgentEvent { agent, seq, event });
+        let record = Record::Mailbox { agent, seq, event: bytes };
+        self.commit(vec![record], Some(Stored { agent, seq, answer }));
+        Ok(seq)
+    }
+
+    /// An event that nobody waits for; a full mailbox drops it.
+    pub(super) fn show(&mut self, agent: DeviceId, event: DeliveryEvent, now: Now) {
+        // Full is logged where it is found; news are what a full mailbox gives up first.
+        let _full_mailbox_has_been_logged = self.push_event(agent, event, None, now);
+    }
+
+    pub(super) fn commit(&mut self, records: Vec<Record>, stored: Option<Stored>) {
+        let ticket = Ticket(self.id());
+        if let Some(stored) = stored {
+            self.stored.insert(ticket, stored);
+        }
+        self.outputs.push_back(Output::Commit { ticket, records });
+    }
+
+    pub(super) fn committed(&mut self, ticket: Ticket, done: bool) {
+        let Some(Stored { agent, seq, answer }) = self.stored.remove(&ticket) else { return };
+        let now = self.last_now.unwrap_or_default();
+        if done {
+            if let Some(to) = answer {
+                self.answer(to, ok(), now);
+            }
+            return;
+        }
+        self.log(LogEvent::new("store_failed").with("agent", agent));
+        let acknowledged =
+            self.agent(&agent).is_some_and(|held| seq <= held.mailbox.acknowledged());
+        if acknowledged {
+            if let Some(to) = answer {
+                self.answer(to, ok(), now);
+            }
+        } else if let Some(to) = answer {
+            // Not held safely: the sender keeps it ("timeout" is what senders retry).
+            if let Some(held) = self.agent_mut(&agent) {
+                held.mailbox.retract(seq);
+            }
+            self.answer(to, error("timeout"), now);
+        }
+    }
+
+    /// The agent's client has everything up to `seq`.
+    pub(super) fn acknowledge(&mut self, agent: DeviceId, seq: u64, now: Now) {
+        let Some(held) = self.agent_mut(&agent) else { return };
+        let released = held.mailbox.acknowledge(seq);
+        if released.is_empty() {
+            return;
+        }
+        self.commit(vec![Record::Acknowledged { agent, seq }], None);
+        // Acknowledged is as good as stored: whoever waits need not wait for the store.
+        let early: Vec<Ticket> = self
+            .stored
+            .iter()
+            .filter(|(_, s)| s.agent == agent && s.seq <= seq && s.answer.is_some())
+            .map(|(ticket, _)| *ticket)
+            .collect();
+        for ticket in early {
+            self.committed(ticket, true);
+        }
+        let mut receipts: Vec<(RoomPath, DeviceId, Vec<Value>)> = Vec::new();
+        for numbered in released {
+            let (path, author, id) = match &*numbered.event {
+                DeliveryEvent::RoomMessage { message } => {
+                    let Ok(path) = RoomPath::parse(&message.room) else { continue };
+                    if let Some(history) = self.replica.room_history_mut(&path) {
+                        history.mark_read(&message.id, agent);
+                    }
+                    (path, message.from, &message.id)
+                }
+                DeliveryEvent::Dm { message } => {
+                    let Some(path) = RoomPath::dm(message.from, message.to) else { continue };
+                    if let Some(history) = self.replica.dm_history_mut(&path) {
+                        history.mark_read(&message.id, agent);
+                    }
+                    (path, message.from, &message.id)
+                }
+                _ => continue,
+            };
+            let Ok(id) = data_encoding::HEXLOWER.decode(id.as_bytes()) else { continue };
+            match receipts.iter_mut().find(|(p, a, _)| *p == path && *a == author) {
+                Some((_, _, ids)) => ids.push(Value::Bytes(id)),
+                None => receipts.push((path, author, vec![Value::Bytes(id)])),
+            }
+        }
+        for (path, author, ids) in receipts {
+            let params = Value::map([
+                ("verb", Value::Text("room.read".into())),
+                ("messages", Value::Array(ids)),
+                ("at", Value::Uint(now.unix.0)),
+            ]);
+            // Without a token of its own the reader cannot acknowledge (`rooms.md` 6.1).
+            if author != agent && self.agent(&agent).is_some_and(|a| a.tokens.contains_key(&path)) {
+                let entry = self.entry(agent, path, params, None, now);
+                self.send_entry(agent, author, entry, None, now);
+            }
+        }
+    }
+
+    // --- sending ------------------------------------------------------------------------------------
+
+    pub(super) fn entry(
+        &mut self,
+        agent: DeviceId,
+        path: RoomPath,
+        params: Value,
+        message_id: Option<String>,
+        now: Now,
+    ) -> Queued {
+        let number = self.agent_mut(&agent).map_or(0, |held| held.outgoing.number());
+        Queued { number, path, params, message_id, queued_at: now.unix, reason: "not_connected" }
+    }
+
+    /// Sends a request to a member or participant, or queues it behind those that wait already.
+    pub(super) fn send_entry(
+        &mut self,
+        agent: DeviceId,
+        recipient: DeviceId,
+        entry: Queued,
+        op: Option<OpId>,
+        now: Now,
+    ) {
+        let waiting = self.agent(&agent).is_some_and(|held| held.outgoing.is_waiting(&recipient));
+        let message = MessageRequest { agent, recipient, entry, retry: false, op };
+        if waiting {
+            self.message_ended(message, Outcome::NotConnected, now);
+        } else {
+            self.issue(message, now);
+        }
+    }
+
+    fn issue(&mut self, message: MessageRequest, now: Now) {
+        let token = self
+            .agent(&message.agent)
+            .and_then(|held| held.tokens.get(&message.entry.path))
+            .cloned();
+        let Some(token) = token else {
+            self.message_dropped(message, now);
+            return;
+        };
+        let request = OutRequest {
+            verb: "room:member".into(),
+            params: message.entry.params.clone(),
+            scope: Scope { kind: "room".into(), path: Some(message.entry.path.to_string()) },
+            token: Some(token),
+        };
+        let (agent, recipient) = (message.agent, message.recipient);
+        let deadline = Some(now.mono + REQUEST_TIMEOUT_MS);
+        self.request(agent, recipient, request, Purpose::Message(Box::new(message)), deadline);
+    }
+
+    /// The permission to send is gone.
+    fn message_dropped(&mut self, message: MessageRequest, now: Now) {
+        let MessageRequest { agent, recipient, entry, retry, op } = message;
+        if retry && let Some(held) = self.agent_mut(&agent) {
+            held.outgoing.finish_retry(&recipient);
+        }
+        self.report(agent, recipient, &entry, DeliveryState::Dropped, op, true, now);
+        self.flush(agent, recipient, now);
+    }
+
+    pub(super) fn message_ended(&mut self, message: MessageRequest, outcome: Outcome, now: Now) {
+        let MessageRequest { agent, recipient, mut entry, retry, op } = message;
+        if retry && let Some(held) = self.agent_mut(&agent) {
+            held.outgoing.finish_retry(&recipient);
+        }
+        let reason = match &outcome {
+            Outcome::Ok(_) => {
+                self.report(agent, recipient, &entry, DeliveryState::Delivered, op, retry, now);
+                if retry {
+                    self.forget_copies(agent, recipient, &entry, now);
+                    self.flush(agent, recipient, now);
+                }
+                return;
+            }
+            Outcome::Timeout => "timeout",
+            Outcome::NotConnected => "not_connected",
+            Outcome::ConnectionLost => "connection_lost",
+            Outcome::Error { code, .. } if code == "timeout" => "timeout",
+            Outcome::Error { code, .. } if code == "not_connected" || code == "no_route" => {
+                "not_connected"
+            }
+            Outcome::Error { code, message } => {
+                let text = match message {
+                    Some(message) => format!("{code}: {message}"),
+                    None => code.clone(),
+                };
+                // A token that its issuer does not honour any more is worth nothing: the next
+                // attempt asks again.
+                if code == "unauthorized" && entry.path.is_issued_by(&recipient) {
+                    self.give_up_token(agent, &entry.path);
+                }
+                let state = DeliveryState::Refused { code: text };
+                self.report(agent, recipient, &entry, state, op, retry, now);
+                if retry {
+                    self.forget_copies(agent, recipient, &entry, now);
+                    self.flush(agent, recipient, now);
+                }
+                return;
+            }
+        };
+        if is_notice(&entry) {
+            return;
+        }
+        entry.reason = reason;
+        let state = DeliveryState::Queued { reason: reason.to_owned() };
+        if !retry {
+            self.report(agent, recipient, &entry, state, op, false, now);
+            self.spread_copies(agent, recipient, &entry, now);
+            self.commit(
+                vec![Record::Outgoing {
+                    agent,
+                    recipient,
+                    number: entry.number,
+                    path: entry.path.to_string(),
+                    params: entry.params.encode(),
+                    queued_at: entry.queued_at,
+                }],
+                None,
+            );
+        }
+        let Some(held) = self.agent_mut(&agent) else { return };
+        if let Some(evicted) = held.outgoing.queue(recipient, entry) {
+            self.report(agent, recipient, &evicted, DeliveryState::Dropped, None, true, now);
+        }
+    }
+
+    /// Tells whoever wants to know: the open command, else (for what comes later) the agent.
+    pub(super) fn report(
+        &mut self,
+        agent: DeviceId,
+        recipient: DeviceId,
+        entry: &Queued,
+        state: DeliveryState,
+        op: Option<OpId>,
+        retry: bool,
+        now: Now,
+    ) {
+        if retry {
+            self.commit(vec![Record::OutgoingDone { agent, number: entry.number }], None);
+        }
+        let Some(message_id) = entry.message_id.clone() else { return };
+        let event = |name| {
+            LogEvent::new(name)
+                .with("agent", agent)
+                .with("recipient", recipient)
+                .with("message", &message_id)
+        };
+        let line = match &state {
+            DeliveryState::Delivered | DeliveryState::Read => event("message_delivered"),
+            DeliveryState::Queued { reason } => event("message_queued").with("reason", reason),
+            DeliveryState::Refused { code } => event("message_refused")
+                // The code is the peer's text: its first word is the code proper.
+                .with("code", code.split(':').next().unwrap_or_default()),
+            DeliveryState::Dropped => event("message_dropped"),
+            DeliveryState::Expired => event("message_expired"),
+        };
+        self.log(line);
+        let told = op.is_some_and(|op| self.op_delivery(op, recipient, &state));
+        let queued_again = retry && matches!(state, DeliveryState::Queued { .. });
+        if !told && !queued_again {
+            let room = entry.path.owner().map(|_| entry.path.to_string());
+            self.show(
+                agent,
+                DeliveryEvent::DeliveryStatus {
+                    message_id,
+                    agent: recipient,
+                    delivery: state,
+                    room,
+                },
+                now,
+            );
+        }
+    }
+
+    /// Fills in one recipient's outcome of an open send. False when nobody waits for it any more.
+    pub(super) fn op_delivery(
+        &mut self,
+        op: OpId,
+        recipient: DeviceId,
+        state: &DeliveryState,
+    ) -> bool {
+        let Some(Op::Send { deliveries, .. }) = self.ops.get_mut(&op) else { return false };
+        for delivery in deliveries.iter_mut().filter(|d| d.agent == recipient) {
+            delivery.state = Some(state.clone());
+        }
+        if deliveries.iter().all(|delivery| delivery.state.is_some()) {
+            self.reply_send(op);
+        }
+        true
+    }
+
+    pub(super) fn reply_send(&mut self, op: OpId) {
+        if let Some(Op::Send { message_id, deliveries, .. }) = self.ops.remove(&op) {
+            self.outputs.push_back(Output::Reply {
+                op,
+                result: Ok(super::CommandResult::Sent { message_id, deliveries }),
+            });
+        }
+    }
+
+    /// Retries what waits for a recipient, one after another.
+    pub(super) fn flush(&mut self, agent: DeviceId, recipient: DeviceId, now: Now) {
+        if !self.can_reach(&agent, &recipient) {
+            return;
+        }
+        let Some(held) = self.agent_mut(&agent) else { return };
+        if let Some(entry) = held.outgoing.start_retry(&recipient) {
+            self.issue(MessageRequest { agent, recipient, entry, retry: true, op: None }, now);
+        }
+    }
+
+    fn can_reach(&self, local: &DeviceId, remote: &DeviceId) -> bool {
+        self.agent(remote).is_some() || self.route(local, remote).is_some()
+    }
+
+    /// A way from one of our devices to a peer has opened.
+    pub(super) fn peer_returned(&mut self, local: DeviceId, remote: DeviceId, now: Now) {
+        if self.agent(&local).is_some() {
+            self.flush(local, remote, now);
+            self.ask_again(local, remote, now);
+        }
+        self.schedule_hand_over(remote, now);
+    }
+
+    /// One of our agents came (back) into service: ours have things for it, and it for ours.
+    pub(super) fn agent_returned(&mut self, agent: DeviceId, now: Now) {
+        for other in self.agent_ids() {
+            if other != agent {
+                self.flush(other, agent, now);
+                self.ask_again(other, agent, now);
+                self.flush(agent, other, now);
+                self.ask_again(agent, other, now);
+            }
+        }
+        let remotes: Vec<DeviceId> = self
+            .agent(&agent)
+            .map(|held| held.outgoing.recipients().copied().collect())
+            .unwrap_or_default();
+        for remote in remotes {
+            self.flush(agent, remote, now);
+        }
+        self.schedule_hand_over(agent, now);
+    }
+
+    pub(super) fn delivery_upkeep(&mut self, now: Now) {
+        for agent in self.agent_ids() {
+            let expired = self
+                .agent_mut(&agent)
+                .map(|held| held.outgoing.expire(now.unix))
+                .unwrap_or_default();
+            for (recipient, entry) in expired {
+                self.report(agent, recipient, &entry, DeliveryState::Expired, None, true, now);
+            }
+            // A session that stays open while an earlier attempt timed out gets another one.
+            let waiting: Vec<DeviceId> = self
+                .agent(&agent)
+                .map(|held| held.outgoing.recipients().copied().collect())
+                .unwrap_or_default();
+            if now.mono >= self.retry_at {
+                for recipient in waiting {
+                    self.flush(agent, recipient, now);
+                }
+            }
+            self.expire_consents(agent, now);
+        }
+        if now.mono >= self.retry_at {
+            self.retry_at = now.mono + super::RETRY_EVERY_MS;
+        }
+        for (recipient, (author, message)) in self.copies.expire(now.unix) {
+            self.commit(vec![Record::CopyDone { recipient, author, message }], None);
+        }
+        let due: Vec<DeviceId> = self
+            .hand_overs
+            .iter()
+            .filter(|(_, at)| **at <= now.mono)
+            .map(|(recipient, _)| *recipient)
+            .collect();
+        for recipient in due {
+            self.hand_overs.remove(&recipient);
+            self.hand_over(recipient, now);
+        }
+    }
+
+    /// Whether anything waits for this device.
+    pub(super) fn is_awaited(&self, device: &DeviceId) -> bool {
+        self.devices
+            .values()
+            .filter_map(|d| d.agent.as_ref())
+            .any(|agent| agent.outgoing.is_waiting(device) || agent.consents.contains_key(device))
+            || self.copies.recipients().any(|recipient| recipient == device)
+    }
+
+    // --- copies for the absent (decision 2) -----------------------------------------------------------
+
+    /// The daemons of our own user that hold copies: each commsd once, by its own device.
+    fn holders(&self) -> Vec<DeviceId> {
+        let mut holders: Vec<DeviceId> = self
+            .sessions
+            .values()
+            .filter(|s| {
+                s.may_hold_copies()
+                    && self.directory.get(&s.remote).and_then(|entry| entry.daemon)
+                        == Some(s.remote)
+            })
+            .map(|s| s.remote)
+            .collect();
+        holders.sort_unstable();
+        holders.dedup();
+        holders
+    }
+
+    fn event_of(agent: DeviceId, recipient: DeviceId, entry: &Queued) -> Option<DeliveryEvent> {
+        super::rooms::message_event(agent, recipient, &entry.path, &entry.params)
+    }
+
+    /// Asks the other daemons to hold a queued message.
+    fn spread_copies(&mut self, agent: DeviceId, recipient: DeviceId, entry: &Queued, now: Now) {
+        let Some(event) = Self::event_of(agent, recipient, entry) else { return };
+        let message =
+            MeshMessage::StateUpdate(Box::new(Patch::Delivery { agent_id: recipient, event }));
+        for holder in self.holders() {
+            // From the author's own device: nobody else may ask for it.
+            if let Some(session) = self.route(&agent, &holder) {
+                self.tell(session, &message, now);
+            }
+        }
+    }
+
+    /// Delivered or refused: nobody need hold it any longer.
+    fn forget_copies(&mut self, agent: DeviceId, recipient: DeviceId, entry: &Queued, now: Now) {
+        if let Some(id) = &entry.message_id {
+            self.tell_released(recipient, vec![(agent, id.clone())], now);
+        }
+    }
+
+    fn tell_released(&mut self, recipient: DeviceId, messages: Vec<(DeviceId, String)>, now: Now) {
+        let message = MeshMessage::Release { agent: recipient, messages };
+        for holder in self.holders() {
+            if let Some(session) = self.route(&self.daemon, &holder) {
+                self.tell(session, &message, now);
+            }
+        }
+    }
+
+    pub(super) fn released(
+        &mut self,
+        session: SessionId,
+        recipient: DeviceId,
+        messages: Vec<(DeviceId, String)>,
+    ) {
+        if !self.sessions.get(&session).is_some_and(Session::is_same_user) {
+            return;
+        }
+        for key in messages {
+            if self.copies.release(&recipient, &key) {
+                let (author, message) = key.clone();
+                self.commit(vec![Record::CopyDone { recipient, author, message }], None);
+            }
+            if let Some(queue) = self.own_queues.get_mut(&recipient) {
+                queue.retain(|event| event.message_key().as_ref() != Some(&key));
+            }
+        }
+    }
+
+    /// The recipient of held copies is here. Each daemon waits its turn.
+    pub(super) fn schedule_hand_over(&mut self, recipient: DeviceId, now: Now) {
+        if self.copies.for_recipient(&recipient).is_empty() {
+            return;
+        }
+        let rank = self.holders().iter().filter(|holder| **holder < self.daemon).count() as u64;
+        let at = now.mono + HAND_OVER_FIRST_MS + rank * HAND_OVER_STEP_MS;
+        self.hand_overs.entry(recipient).or_insert(at);
+    }
+
+    fn hand_over(&mut self, recipient: DeviceId, now: Now) {
+        for (key, copy) in self.copies.for_recipient(&recipient) {
+            // Its author is here again and retries by itself.
+            if self.is_reachable(&key.0) {
+                continue;
+            }
+            if self.agent(&recipient).is_some() {
+                if self.may_receive_from_copy(recipient, &copy.event) {
+                    self.take_copy(recipient, copy.event, key.0, now);
+                }
+                self.copy_handed_over(recipient, &key, now);
+                continue;
+            }
+            if self.route(&self.daemon, &recipient).is_none() {
+                return;
+            }
+            let message = MeshMessage::StateUpdate(Box::new(Patch::Delivery {
+                agent_id: recipient,
+                event: copy.event,
+            }));
+            let request = Self::frame_request(&message);
+            let deadline = Some(now.mono + REQUEST_TIMEOUT_MS);
+            let purpose = Purpose::HandOver { recipient, key };
+            self.request(self.daemon, recipient, request, purpose, deadline);
+        }
+    }
+
+    pub(super) fn hand_over_ended(
+        &mut self,
+        _local: DeviceId,
+        recipient: DeviceId,
+        key: &(DeviceId, String),
+        outcome: &Outcome,
+        now: Now,
+    ) {
+        if matches!(outcome, Outcome::Ok(_)) {
+            self.copy_handed_over(recipient, key, now);
+        } else {
+            self.schedule_hand_over(recipient, now);
+        }
+    }
+
+    fn copy_handed_over(&mut self, recipient: DeviceId, key: &(DeviceId, String), now: Now) {
+        if self.copies.release(&recipient, key) {
+            self.log(
+                LogEvent::new("copy_handed_over")
+                    .with("recipient", recipient)
+                    .with("author", key.0)
+                    .with("message", &key.1),
+            );
+            let (author, message) = key.clone();
+            self.commit(vec![Record::CopyDone { recipient, author, message }], None);
+            self.tell_released(recipient, vec![key.clone()], now);
+        }
+    }
+
+    /// Shows an agent a message that came by a third party, once.
+    pub(super) fn take_copy(
+        &mut self,
+        agent: DeviceId,
+        event: DeliveryEvent,
+        _from: DeviceId,
+        now: Now,
+    ) {
+        if let Some(key) = event.message_key()
+            && self.agent(&agent).is_some_and(|held| held.mailbox.has_seen(&key))
+        {
+            return;
+        }
+        self.remember(&event);
+        self.show(agent, event, now);
+    }
+
+    /// Puts a message into its history.
+    pub(super) fn remember(&mut self, event: &DeliveryEvent) {
+        match event {
+            DeliveryEvent::RoomMessage { message } => {
+                if let Ok(path) = RoomPath::parse(&message.room)
+                    && let Some(history) = self.replica.room_history_mut(&path)
+                {
+                    history.add(message.clone());
+                }
+            }
+            DeliveryEvent::Dm { message } => {
+                if let Some(path) = RoomPath::dm(message.from, message.to)
+                    && let Some(history) = self.replica.dm_history_mut(&path)
+                {
+                    history.add(message.clone());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Messages that one of our agents leaves unsent when it goes out of service become copies
+    /// here, so that their recipients get them all the same.
+    pub(super) fn leave_copies(
+        &mut self,
+        agent: DeviceId,
+        queued: Vec<(DeviceId, Queued)>,
+        now: UnixMillis,
+    ) {
+        for (recipient, entry) in queued {
+            if let Some(event) = Self::event_of(agent, recipient, &entry) {
+                self.copies.hold(recipient, event, now);
+            }
+        }
+    }
+}
+
+/// News that is not worth keeping for an absent member.
+fn is_notice(entry: &Queued) -> bool {
+    entry.params.get("verb").and_then(Value::as_text) == Some("room.notify")
+}

@@ -1,0 +1,321 @@
+//! What agents and operators may see: read-only views of the node.
+
+use super::super::delivery::Numbered;
+use super::super::events::DeliveryEvent;
+use super::super::formation::PortState;
+use super::super::records::{
+    AgentRecord, AgentStatus, DmMessage, Now, RoomMessage, RoomRecord, RoomType, Visibility,
+};
+use super::super::wire::claim::Claim;
+use super::super::wire::room_path::RoomPath;
+use super::{Counters, Node};
+use crate::codec::time::UnixMillis;
+use crate::identity::device::DeviceId;
+use crate::identity::names;
+
+/// An agent as listed.
+#[derive(Clone, Debug)]
+pub struct AgentView {
+    /// The record, with presence as it is now.
+    pub record: AgentRecord,
+    /// Served by this daemon.
+    pub local: bool,
+    /// Machine it proves to be on.
+    pub machine: Option<DeviceId>,
+}
+
+/// A room as listed.
+#[derive(Clone, Debug)]
+pub struct RoomView {
+    /// The record.
+    pub record: RoomRecord,
+    /// The asking agent is in it.
+    pub joined: bool,
+}
+
+/// A request that waits for an answer.
+#[derive(Clone, Debug)]
+pub struct PendingView {
+    /// Handle.
+    pub id: String,
+    /// `dm`, `room` or `mesh`.
+    pub kind: &'static str,
+    /// Room or conversation; none for another machine.
+    pub room: Option<String>,
+    /// Who asks.
+    pub requester: DeviceId,
+    /// Its name.
+    pub requester_name: String,
+    /// Since when.
+    pub at: UnixMillis,
+}
+
+/// A peer for operators.
+#[derive(Clone, Debug)]
+pub struct PeerView {
+    /// Device.
+    pub device: DeviceId,
+    /// `host:port` of its data listener, where known.
+    pub address: Option<String>,
+    /// Open sessions.
+    pub sessions: usize,
+    /// On this machine.
+    pub machine_local: bool,
+    /// Let in.
+    pub admitted: bool,
+    /// Monotonic ms of its oldest session.
+    pub since: u64,
+}
+
+/// The state of the node for operators.
+#[derive(Clone, Debug)]
+pub struct NodeStatus {
+    /// Where we stand with the port.
+    pub port: PortState,
+    /// Failed rounds at the port in a row.
+    pub port_failures: u32,
+    /// The accepted claim.
+    pub claim: Option<Claim>,
+    /// Whether one of our devices holds the role.
+    pub role_held: bool,
+    /// Peers.
+    pub peers: Vec<PeerView>,
+    /// Messages waiting for recipients, consent included.
+    pub outgoing: usize,
+    /// Events waiting for agents.
+    pub inbound: usize,
+    /// Copies held for absent recipients.
+    pub copies: usize,
+    /// When the oldest waiting message came.
+    pub oldest: Option<UnixMillis>,
+    /// Open sessions.
+    pub sessions: usize,
+    /// Counters.
+    pub counters: Counters,
+}
+
+impl Node {
+    /// The record of one of our agents.
+    #[must_use]
+    pub fn own_agent(&self, agent: &DeviceId) -> Option<&AgentRecord> {
+        self.agent(agent).and_then(|_| self.record(agent))
+    }
+
+    /// Our agents in service.
+    #[must_use]
+    pub fn own_agents(&self) -> Vec<DeviceId> {
+        self.agent_ids()
+    }
+
+    /// Agents that `viewer` may see listed (`None`: an operator). Hidden ones are left out, ghosts
+    /// show to themselves alone, and so are names that break the rule.
+    #[must_use]
+    pub fn agents(&self, viewer: Option<&DeviceId>, now: Now) -> Vec<AgentView> {
+        let mut views: Vec<AgentView> = self
+            .replica
+            .agents()
+            .filter(|record| {
+                Some(&record.id) == viewer
+                    || (record.visibility == Visibility::Visible && names::is_clean(&record.name))
+            })
+            .map(|record| self.agent_view(record.clone(), now))
+            .collect();
+        for (device, entry) in self.directory.iter() {
+            if self.replica.agent(device).is_none()
+                && let Some(record) = entry.agent_record(*device, now.unix)
+                && names::is_clean(&record.name)
+            {
+                views.push(self.agent_view(record, now));
+            }
+        }
+        views.sort_by(|a, b| {
+            (!a.local, &a.record.name, a.record.id).cmp(&(!b.local, &b.record.name, b.record.id))
+        });
+        views
+    }
+
+    /// Any agent by id, listed or not; ghosts are nobody's business.
+    #[must_use]
+    pub fn agent_by_id(&self, id: &DeviceId, now: Now) -> Option<AgentView> {
+        let record = self.replica.agent(id).cloned().or_else(|| {
+            self.directory.get(id).and_then(|entry| entry.agent_record(*id, now.unix))
+        })?;
+        (record.visibility != Visibility::Ghost || self.is_hosted(id))
+            .then(|| self.agent_view(record, now))
+    }
+
+    fn agent_view(&self, mut record: AgentRecord, now: Now) -> AgentView {
+        let local = self.agent(&record.id).is_some();
+        let status = self.effective_status(&record.id, now);
+        if !(local && record.status != AgentStatus::Offline) {
+            record.status = status;
+        }
+        let machine = if local { self.config.machine.as_ref().map(|key| key.id()) } else { None };
+        AgentView { record, local, machine }
+    }
+
+    /// Rooms that `viewer` may see listed: secret ones only from inside.
+    #[must_use]
+    pub fn rooms(&self, viewer: Option<&DeviceId>) -> Vec<RoomView> {
+        let mut views: Vec<RoomView> = self
+            .replica
+            .rooms()
+            .filter(|(_, room)| {
+                room.kind != RoomType::Secret || viewer.is_some_and(|viewer| room.is_member(viewer))
+            })
+            .map(|(_, room)| RoomView {
+                record: room.clone(),
+                joined: viewer.is_some_and(|viewer| room.is_member(viewer)),
+            })
+            .collect();
+        for (device, entry) in self.directory.iter() {
+            for hosted in &entry.rooms {
+                let Ok(path) = RoomPath::parse(&hosted.path) else { continue };
+                if path.owner() != Some(*device) || self.replica.room(&path).is_some() {
+                    continue;
+                }
+                views.push(RoomView {
+                    record: RoomRecord {
+                        id: hosted.path.clone(),
+                        version: 0,
+                        name: hosted.name.clone(),
+                        kind: hosted.kind,
+                        owner: *device,
+                        created_at: String::new(),
+                        description: hosted.description.clone().unwrap_or_default(),
+                        members: Vec::new(),
+                        invited: Vec::new(),
+                        member_joins: Default::default(),
+                        member_leaves: Default::default(),
+                        invited_joins: Default::default(),
+                        invited_leaves: Default::default(),
+                    },
+                    joined: false,
+                });
+            }
+        }
+        views.sort_by(|a, b| (&a.record.name, &a.record.id).cmp(&(&b.record.name, &b.record.id)));
+        views
+    }
+
+    /// A room that `viewer` may see.
+    #[must_use]
+    pub fn room(&self, path: &RoomPath, viewer: Option<&DeviceId>) -> Option<RoomView> {
+        let id = path.to_string();
+        self.rooms(viewer).into_iter().find(|view| view.record.id == id)
+    }
+
+    /// Room paths for which an agent holds a token: invitations among them.
+    #[must_use]
+    pub fn token_paths(&self, agent: &DeviceId) -> Vec<RoomPath> {
+        self.agent(agent).map(|held| held.tokens.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    /// A room's messages, for a member.
+    pub fn room_messages(
+        &self,
+        path: &RoomPath,
+        viewer: &DeviceId,
+    ) -> Option<impl DoubleEndedIterator<Item = (u64, &RoomMessage)>> {
+        self.replica.room(path).filter(|room| room.is_member(viewer))?;
+        Some(self.replica.room_history(path).into_iter().flat_map(|history| history.iter()))
+    }
+
+    /// A conversation's messages, for one of the two.
+    pub fn dm_messages(
+        &self,
+        path: &RoomPath,
+        viewer: &DeviceId,
+    ) -> Option<impl DoubleEndedIterator<Item = (u64, &DmMessage)>> {
+        path.has_participant(viewer).then_some(())?;
+        Some(self.replica.dm_history(path).into_iter().flat_map(|history| history.iter()))
+    }
+
+    /// What waits for an agent's decision; other machines' requests wait for any agent's.
+    #[must_use]
+    pub fn pending(&self, agent: &DeviceId) -> Vec<PendingView> {
+        let own = self.agent(agent).into_iter().flat_map(|held| held.decisions.values());
+        let mut views: Vec<PendingView> = own
+            .chain(self.mesh_decisions.values())
+            .map(|decision| PendingView {
+                id: decision.id.clone(),
+                kind: match &decision.path {
+                    None => "mesh",
+                    Some(path) if path.owner().is_some() => "room",
+                    Some(_) => "dm",
+                },
+                room: decision.path.as_ref().map(ToString::to_string),
+                requester: decision.requester,
+                requester_name: self.name_of(&decision.requester),
+                at: decision.at,
+            })
+            .collect();
+        views.sort_by_key(|view| view.at);
+        views
+    }
+
+    /// Unacknowledged events of an agent above `after`.
+    pub fn inbox(&self, agent: &DeviceId, after: u64) -> impl Iterator<Item = &Numbered> {
+        self.agent(agent).into_iter().flat_map(move |held| held.mailbox.after(after))
+    }
+
+    /// Highest event number given to an agent, and how far it has acknowledged.
+    #[must_use]
+    pub fn mailbox_position(&self, agent: &DeviceId) -> Option<(u64, u64)> {
+        self.agent(agent).map(|held| (held.mailbox.last_seq(), held.mailbox.acknowledged()))
+    }
+
+    /// Whether a delivery event says how a certain message of an agent ended.
+    #[must_use]
+    pub fn is_outcome_of(event: &DeliveryEvent, message_id: &str) -> bool {
+        matches!(event, DeliveryEvent::DeliveryStatus { message_id: id, .. } if id == message_id)
+    }
+
+    /// The state of things for operators.
+    #[must_use]
+    pub fn status(&self) -> NodeStatus {
+        let mut peers: Vec<PeerView> = Vec::new();
+        for session in self.sessions.values() {
+            match peers.iter_mut().find(|peer| peer.device == session.remote) {
+                Some(peer) => {
+                    peer.sessions += 1;
+                    peer.since = peer.since.min(session.opened_at);
+                    peer.admitted |= session.is_admitted();
+                }
+                None => peers.push(PeerView {
+                    device: session.remote,
+                    address: self.peer_address(&session.remote).map(|info| {
+                        format!("{}:{}", info.host.as_deref().unwrap_or("127.0.0.1"), info.port)
+                    }),
+                    sessions: 1,
+                    machine_local: session.is_machine_local(),
+                    admitted: session.is_admitted(),
+                    since: session.opened_at,
+                }),
+            }
+        }
+        let agents = || self.devices.values().filter_map(|device| device.agent.as_ref());
+        let held = agents().flat_map(|agent| agent.consents.values()).flat_map(|c| c.held.iter());
+        let outgoing: Vec<UnixMillis> = agents()
+            .flat_map(|agent| agent.outgoing.iter())
+            .map(|(_, entry)| entry.queued_at)
+            .chain(held.map(|(entry, _)| entry.queued_at))
+            .collect();
+        NodeStatus {
+            port: self.formation.port(),
+            port_failures: self.formation.port_failures(),
+            claim: self.election.accepted(),
+            role_held: self.role.is_some(),
+            peers,
+            outgoing: outgoing.len(),
+            inbound: agents().map(|agent| agent.mailbox.len()).sum(),
+            copies: self.copies.len(),
+            oldest: outgoing
+                .into_iter()
+                .chain(agents().filter_map(|agent| agent.mailbox.oldest()))
+                .min(),
+            sessions: self.sessions.len(),
+            counters: self.stats,
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! Replicated state on the wire: patches and snapshots, in and out, with authority
+//! (`transport.md` 1.4, 1.5, `rooms.md` 1.8, 1.9 and 2; decisions 2, 6 and 7).
+
+use std::collections::BTreeMap;
+
+use super::super::delivery::{MAX_REPLICATED, event_bytes};
+use super::super::events::DeliveryEvent;
+use super::super::log::LogEvent;
+use super::super::message::{MeshMessage, Patch, Snapshot};
+use super::super::records::{
+    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord, RoomType,
+};
+use super::super::replica::{Merge, Speaker};
+use super::super::session::{Session, SessionId};
+use super::super::wire::room_path::RoomPath;
+use super::{Node, Purpose};
+use crate::codec::cbor;
+use crate::identity::device::DeviceId;
+
+/// Most bytes in one frame of ours where it can be split (decision 15).
+pub const MAX_SNAPSHOT_BYTES: usize = 1024 * 1024;
+/// Least time between contradictions about one agent of ours (decision 6).
+const CONTRADICT_EVERY_MS: u64 = 60_000;
+/// Agents whose own undelivered events are kept for them.
+const MAX_OWN_QUEUES: usize = 1024;
+
+impl Node {
+    fn speaker(&self, session: SessionId) -> Option<Speaker> {
+        let session = self.sessions.get(&session)?;
+        Some(Speaker { device: session.remote, same_user: session.is_same_user() })
+    }
+
+    // --- out --------------------------------------------------------------------------------------
+
+    pub(super) fn send_own_record(&mut self, session: SessionId) {
+        let Some(local) = self.sessions.get(&session).map(|s| s.local) else { return };
+        if self.agent(&local).is_none() {
+            return;
+        }
+        if let Some(agent) = self.public_record(&local) {
+            let message = MeshMessage::StateUpdate(Box::new(Patch::AgentUpsert { agent }));
+            let request = Self::frame_request(&message);
+            self.request_on(session, request, Purpose::Nothing, None);
+        }
+    }
+
+    /// Our agent's record as others may see it: no secret or private room in it.
+    fn public_record(&self, agent: &DeviceId) -> Option<AgentRecord> {
+        let mut record = self.record(agent)?.clone();
+        record.subscribed_rooms.retain(|room| {
+            RoomPath::parse(room).is_ok_and(|path| {
+                self.replica.room(&path).is_some_and(|room| room.kind == RoomType::Public)
+            })
+        });
+        Some(record)
+    }
+
+    pub(super) fn broadcast_own_record(&mut self, agent: DeviceId, now: Now) {
+        self.advert_changed(&agent, now);
+        if let Some(record) = self.public_record(&agent) {
+            let message = MeshMessage::StateUpdate(Box::new(Patch::AgentUpsert { agent: record }));
+            self.broadcast(agent, &message, false, now);
+        }
+    }
+
+    /// Raises the version of our agent's record above everything seen for it.
+    pub(super) fn touch_own_record(&mut self, agent: &DeviceId) -> Option<&mut AgentRecord> {
+        let record = self.replica.agent_mut(agent)?;
+        record.version += 1;
+        Some(record)
+    }
+
+    pub(super) fn say_offline(&mut self, agent: DeviceId, now: Now) {
+        if let Some(record) = self.touch_own_record(&agent) {
+            record.status = AgentStatus::Offline;
+        }
+        let message = MeshMessage::StateUpdate(Box::new(Patch::AgentOffline { agent_id: agent }));
+        self.broadcast(agent, &message, false, now);
+        self.show_status(agent, AgentStatus::Offline, now);
+    }
+
+    /// A room changed: everybody hears of a public one, members of another (decision 7). Said by
+    /// `speaker`, a device of ours: the owner, or a member of its own coming and going.
+    pub(super) fn broadcast_room(&mut self, speaker: DeviceId, path: &RoomPath, now: Now) {
+        let Some(room) = self.replica.room(path).cloned() else { return };
+        let members = room.members.clone();
+        let public = room.kind == RoomType::Public;
+        let message = MeshMessage::StateUpdate(Box::new(Patch::RoomUpsert { room }));
+        self.broadcast_to(speaker, &message, now, |session, remote| {
+            members.contains(remote) || (public && session.is_machine_local())
+        });
+    }
+
+    /// The state of things, from the accepting side of a data session: complete for our own user,
+    /// our agent's record for others.
+    pub(super) fn send_state_sync(&mut self, session: SessionId, now: Now) {
+        let Some(s) = self.sessions.get(&session) else { return };
+        let (local, remote, same_user) = (s.local, s.remote, s.is_same_user());
+        if !same_user {
+            self.send_own_record(session);
+            return;
+        }
+        let mut base = Snapshot::default();
+        for record in self.replica.agents() {
+            let shown = if self.is_hosted(&record.id) {
+                self.public_record(&record.id)
+            } else {
+                Some(record.clone())
+            };
+            if let Some(record) = shown {
+                base.agents.insert(record.id.hex(), record);
+            }
+        }
+        if base.agents.is_empty() {
+            return;
+        }
+        for (path, room) in self.replica.rooms() {
+            if room.kind == RoomType::Public || room.is_member(&remote) {
+                base.rooms.insert(path.to_string(), room.clone());
+            }
+        }
+        let mut parts = vec![base];
+        let mut size = 0;
+        for (path, history) in self.replica.room_histories() {
+            if self.replica.room(path).is_some_and(|room| room.is_member(&remote)) {
+                let messages: Vec<RoomMessage> = history.iter().map(|(_, m)| m.clone()).collect();
+                append(&mut parts, &mut size, messages, |part| {
+                    part.messages.entry(path.to_string()).or_default()
+                });
+            }
+        }
+        for (path, history) in self.replica.dm_histories() {
+            if path.has_participant(&remote) {
+                let messages: Vec<DmMessage> = history.iter().map(|(_, m)| m.clone()).collect();
+                append(&mut parts, &mut size, messages, |part| {
+                    part.dms.entry(path.to_string()).or_default()
+                });
+            }
+        }
+        let mut queues: BTreeMap<String, Vec<DeliveryEvent>> = BTreeMap::new();
+        if let Some(agent) = self.agent(&local) {
+            let events: Vec<DeliveryEvent> = agent
+                .mailbox
+                .after(0)
+                .filter(|held| held.event.is_replayed())
+                .map(|held| (*held.event).clone())
+                .collect();
+            let skip = events.len().saturating_sub(MAX_REPLICATED);
+            if !events.is_empty() {
+                queues.insert(local.hex(), events.into_iter().skip(skip).collect());
+            }
+        }
+        if let Some(events) = self.own_queues.get(&remote) {
+            queues.insert(remote.hex(), events.clone());
+        }
+        for (agent, events) in queues {
+            append(&mut parts, &mut size, events, |part| {
+                part.delivery_queues.entry(agent.clone()).or_default()
+            });
+        }
+        for part in parts {
+            self.tell(session, &MeshMessage::StateSync(Box::new(part)), now);
+        }
+    }
+
+    // --- in ---------------------------------------------------------------------------------------
+
+    pub(super) fn patch(&mut self, session: SessionId, patch: Patch, now: Now) {
+        let Some(speaker) = self.speaker(session) else { return };
+        match patch {
+            Patch::AgentUpsert { agent } => self.agent_stated(agent, speaker, now),
+            Patch::AgentOffline { agent_id } => self.offline_stated(agent_id, speaker, now),
+            Patch::RoomUpsert { room } => self.room_stated(room, speaker, now),
+            Patch::RoomDelete { room_id } => {
+                let Ok(path) = RoomPath::parse(&room_id) else { return };
+                match self.replica.merge_room_delete(&path, speaker) {
+                    Merge::Refused(reason) => self.refuse(speaker.device, "room_delete", reason),
+                    Merge::Changed => self.room_gone(&path, now),
+                    Merge::Unchanged => {}
+                }
+            }
+            Patch::Delivery { agent_id, event } => {
+                self.event_stated(agent_id, event, speaker, session, now);
+            }
+            // No real peer sends these; a history is told by its own author or a snapshot.
+            Patch::MessageAdd { .. } | Patch::DmAdd { .. } => {
+                self.refuse(speaker.device, "legacy_patch", "not_taken");
+            }
+        }
+    }
+
+    fn agent_stated(&mut self, agent: AgentRecord, speaker: Speaker, now: Now) {
+        let id = agent.id;
+        if self.is_hosted(&id) {
+            self.own_agent_stated(id, agent.version, agent.status == AgentStatus::Offline, now);
+            return;
+        }
+        if self.parked.contains_key(&id) && speaker.device != id {
+            return;
+        }
+        let before = self.record(&id).map(|record| (record.name.clone(), record.status));
+        let lives = self.remotes.contains_key(&id);
+        match self.replica.merge_agent(agent, speaker, lives) {
+            // Real peers put everybody they know into a snapshot: not worth a word.
+            Merge::Refused("device_speaks_for_itself") | Merge::Unchanged => {}
+            Merge::Refused(reason) => self.refuse(speaker.device, "agent_upsert", reason),
+            Merge::Changed => {
+                let Some(record) = self.record(&id) else { return };
+                let (name, status) = (record.name.clone(), record.status);
+                if let Some((old_name, old_status)) = before {
+                    if old_name != name {
+                        self.show_name(id, old_name, name, now);
+                    }
+                    if old_status != status {
+                        self.show_status(id, status, now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Somebody's copy of one of our own agents: it never overrules us, but our next version is
+    /// above it, and a report that it is offline is contradicted.
+    fn own_agent_stated(&mut self, id: DeviceId, version: u64, offline: bool, now: Now) {
+        let Some(record) = self.replica.agent_mut(&id) else { return };
+        let wrong = offline && record.status != AgentStatus::Offline;
+        if version > MAX_VERSION || (version < record.version && !wrong) {
+            return;
+        }
+        if wrong || version > record.version {
+            record.version = record.version.max(version);
+        }
+        if wrong {
+            self.contradict(id, now);
+        }
+    }
+
+    fn contradict(&mut self, id: DeviceId, now: Now) {
+        let last = self.contradicted.get(&id).copied();
+        if last.is_some_and(|at| now.mono < at + CONTRADICT_EVERY_MS) {
+            return;
+        }
+        self.contradicted.insert(id, now.mono);
+        self.touch_own_record(&id);
+        self.broadcast_own_record(id, now);
+    }
+
+    fn offline_stated(&mut self, id: DeviceId, speaker: Speaker, now: Now) {
+        if self.is_hosted(&id) {
+            if self.record(&id).is_some_and(|record| record.status != AgentStatus::Offline) {
+                self.contradict(id, now);
+            }
+            return;
+        }
+        let own_word = speaker.device == id;
+        if !own_word && (!speaker.same_user || self.remotes.contains_key(&id)) {
+            return;
+        }
+        if self.replica.set_offline(&id) {
+            self.show_status(id, AgentStatus::Offline, now);
+        }
+    }
+
+    pub(super) fn room_stated(&mut self, room: RoomRecord, speaker: Speaker, now: Now) {
+        let owned_here = self.is_hosted(&room.owner) || self.parked.contains_key(&room.owner);
+        let before = RoomPath::parse(&room.id)
+            .ok()
+            .and_then(|path| self.replica.room(&path).map(|room| room.members.clone()));
+        let (merge, path) = self.replica.merge_room(room, speaker, owned_here);
+        match (merge, path) {
+            (Merge::Refused(reason), _) => self.refuse(speaker.device, "room_upsert", reason),
+            (Merge::Changed, Some(path)) => {
+                self.members_changed(&path, before.unwrap_or_default(), speaker.device, now);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn snapshot(&mut self, session: SessionId, snapshot: Snapshot, now: Now) {
+        let Some(speaker) = self.speaker(session) else { return };
+        for agent in snapshot.agents.into_values() {
+            if speaker.same_user || agent.id == speaker.device {
+                self.agent_stated(agent, speaker, now);
+            }
+        }
+        for room in snapshot.rooms.into_values() {
+            self.room_stated(room, speaker, now);
+        }
+        if !speaker.same_user {
+            return;
+        }
+        for (id, messages) in snapshot.messages {
+            let Ok(path) = RoomPath::parse(&id) else { continue };
+            let wanted = self
+                .replica
+                .room(&path)
+                .is_some_and(|room| room.members.iter().any(|member| self.is_hosted(member)));
+            if wanted && let Some(history) = self.replica.room_history_mut(&path) {
+                for message in messages.into_iter().filter(|message| message.room == id) {
+                    history.add(message);
+                }
+            }
+        }
+        for (id, messages) in snapshot.dms {
+            let Ok(path) = RoomPath::parse(&id) else { continue };
+            let wanted = self.agent_ids().iter().any(|agent| path.has_participant(agent));
+            if wanted && let Some(history) = self.replica.dm_history_mut(&path) {
+                for message in messages {
+                    if RoomPath::dm(message.from, message.to).is_some_and(|dm| dm == path) {
+                        history.add(message);
+                    }
+                }
+            }
+        }
+        for (id, events) in snapshot.delivery_queues {
+            let Some(agent) = DeviceId::parse(&id) else { continue };
+            if self.is_hosted(&agent) {
+                for event in events {
+                    self.replayed(agent, event, speaker.device, now);
+                }
+            } else if agent == speaker.device {
+                self.keep_own_queue(agent, events);
+            }
+        }
+    }
+
+    /// A peer's own undelivered events, kept so that it gets them back after a restart.
+    fn keep_own_queue(&mut self, agent: DeviceId, events: Vec<DeliveryEvent>) {
+        if self.own_queues.len() >= MAX_OWN_QUEUES && !self.own_queues.contains_key(&agent) {
+            return;
+        }
+        let held = self.own_queues.entry(agent).or_default();
+        for event in events {
+            if event.is_replayed() && !held.contains(&event) {
+                held.push(event);
+            }
+        }
+        let over = held.len().saturating_sub(MAX_REPLICATED);
+        held.drain(..over);
+    }
+
+    /// An event that comes back to one of our agents out of a peer's snapshot: shown if it has not
+    /// been shown before (decision 1).
+    fn replayed(&mut self, agent: DeviceId, event: DeliveryEvent, from: DeviceId, now: Now) {
+        if !event.is_replayed() || !self.may_receive_from_copy(agent, &event) {
+            return;
+        }
+        let read = match &event {
+            DeliveryEvent::RoomMessage { message } => message.read_by.contains(&agent),
+            DeliveryEvent::Dm { message } => message.read_by.contains(&agent),
+            _ => false,
+        };
+        if !read {
+            self.take_copy(agent, event, from, now);
+        }
+    }
+
+    /// A `delivery` patch: for one of our agents, a copy handed over by a peer of our own user;
+    /// for somebody who is away, a copy to hold (decision 2).
+    fn event_stated(
+        &mut self,
+        agent: DeviceId,
+        event: DeliveryEvent,
+        speaker: Speaker,
+        session: SessionId,
+        now: Now,
+    ) {
+        if !speaker.same_user {
+            self.refuse(speaker.device, "delivery", "not_authorised");
+            return;
+        }
+        if self.is_hosted(&agent) {
+            if self.may_receive_from_copy(agent, &event) {
+                self.take_copy(agent, event, speaker.device, now);
+            } else {
+                self.refuse(speaker.device, "delivery", "not_permitted");
+            }
+            return;
+        }
+        // Only what its author itself asks us to hold.
+        let author = event.message_key().map(|(author, _)| author);
+        let asked = self.sessions.get(&session).map(|s| s.remote);
+        if author != asked || !self.directory.is_commsd(&speaker.device) {
+            return;
+        }
+        let key = event.message_key();
+        let record = super::Record::Copy {
+            recipient: agent,
+            author: speaker.device,
+            message: key.as_ref().map(|(_, id)| id.clone()).unwrap_or_default(),
+            event: event_bytes(&event),
+            since: now.unix,
+        };
+        if self.copies.hold(agent, event, now.unix) {
+            if let Some((author, message)) = key {
+                self.log(
+                    LogEvent::new("copy_held")
+                        .with("recipient", agent)
+                        .with("author", author)
+                        .with("message", message),
+                );
+            }
+            self.commit(vec![record], None);
+            if self.is_reachable(&agent) {
+                self.schedule_hand_over(agent, now);
+            }
+        }
+    }
+
+    /// Whether a third party may bring this to the agent: only what its author could have sent.
+    pub(super) fn may_receive_from_copy(&self, agent: DeviceId, event: &DeliveryEvent) -> bool {
+        let Some(held) = self.agent(&agent) else { return false };
+        match event {
+            DeliveryEvent::Dm { message } => {
+                message.to == agent
+                    && RoomPath::dm(message.from, message.to).is_some_and(|path| {
+                        held.opened.contains(&path)
+                            || held.grants.contains_key(&(path.clone(), message.from))
+                    })
+            }
+            DeliveryEvent::RoomMessage { message } => {
+                RoomPath::parse(&message.room).is_ok_and(|path| {
+                    held.tokens.contains_key(&path)
+                        && self.replica.room(&path).is_none_or(|room| room.is_member(&message.from))
+                })
+            }
+            DeliveryEvent::RoomInvite { room, .. } => RoomPath::parse(room).is_ok_and(|path| {
+                held.tokens.contains_key(&path)
+                    && self.replica.room(&path).is_some_and(|room| room.is_invited(&agent))
+            }),
+            _ => false,
+        }
+    }
+}
+
+impl Session<Purpose> {
+    /// Whether a commsd of our own user is at the other end, as far as the session tells.
+    pub(super) fn may_hold_copies(&self) -> bool {
+        self.is_admitted() && self.is_same_user()
+    }
+}
+
+impl DeliveryEvent {
+    /// The types that a peer replays from a snapshot (`rooms.md` 1.9).
+    pub(super) fn is_replayed(&self) -> bool {
+        matches!(self, Self::RoomMessage { .. } | Self::Dm { .. } | Self::RoomInvite { .. })
+    }
+}
+
+/// Appends a list to the last part, starting new parts as they fill.
+fn append<T: serde::Serialize>(
+    parts: &mut Vec<Snapshot>,
+    size: &mut usize,
+    items: Vec<T>,
+    slot: impl Fn(&mut Snapshot) -> &mut Vec<T>,
+) {
+    for item in items {
+        let bytes = cbor::to_value(&item).map(|value| value.encode().len()).unwrap_or(0);
+        if parts.len() == 1 || *size + bytes > MAX_SNAPSHOT_BYTES {
+            parts.push(Snapshot::default());
+            *size = 0;
+        }
+        *size += bytes;
+        if let Some(part) = parts.last_mut() {
+            slot(part).push(item);
+        }
+    }
+}

@@ -1,0 +1,695 @@
+//! Replicated state and who may say what about it: agents, rooms, histories
+//! (`rooms.md` 1.8, decisions 6 and 7). Pure merge rules; nothing here sends.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::records::{
+    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, RoomMessage, RoomRecord, RoomType,
+};
+use super::wire::room_path::RoomPath;
+use crate::identity::device::DeviceId;
+
+/// Agents held. A machine has tens; the bound stops a peer that invents them.
+pub const MAX_AGENTS: usize = 4096;
+/// Rooms held, for the same reason.
+pub const MAX_ROOMS: usize = 4096;
+/// Stamps taken in one room: the largest room we serve.
+pub const MAX_ROOM_STAMPS: usize = 2048;
+/// Bytes of text taken from one agent record (name, cwd, tags, rooms together).
+pub const MAX_AGENT_TEXT: usize = 64 * 1024;
+/// Bytes of text taken from one room record.
+pub const MAX_ROOM_TEXT: usize = 16 * 1024;
+/// Messages kept per room or conversation in memory; the oldest go first.
+pub const MAX_HISTORY_MESSAGES: usize = 1000;
+/// Bytes of content kept per room or conversation.
+pub const MAX_HISTORY_BYTES: usize = 4 * 1024 * 1024;
+/// Conversations (rooms and DMs) with a history.
+pub const MAX_HISTORIES: usize = 8192;
+/// Readers noted per message; a room has at most [`MAX_ROOM_STAMPS`] members.
+const MAX_READ_BY: usize = MAX_ROOM_STAMPS;
+
+/// Who speaks, as far as authority goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Speaker {
+    /// Device authenticated by the session.
+    pub device: DeviceId,
+    /// Whether it runs under our user: only then are statements about third parties heard.
+    pub same_user: bool,
+}
+
+/// What a statement did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// Taken; the held record changed.
+    Changed,
+    /// Known already, or older than what is held.
+    Unchanged,
+    /// Not the speaker's to say, malformed, or over a bound: the reason is a stable word.
+    Refused(&'static str),
+}
+
+/// An agent record with where it came from.
+#[derive(Clone, Debug)]
+pub struct HeldAgent {
+    /// The record.
+    pub record: AgentRecord,
+    /// Said by somebody else: the device's own word replaces it whatever its version.
+    pub hearsay: bool,
+}
+
+/// A room record with where it came from.
+#[derive(Clone, Debug)]
+pub struct HeldRoom {
+    /// The record.
+    pub record: RoomRecord,
+    /// Said by somebody else than its owner.
+    pub hearsay: bool,
+    /// Members whose last leave was stated by the owner: only the owner re-joins them.
+    pub owner_leaves: BTreeSet<DeviceId>,
+}
+
+/// A history with local sequence numbers.
+#[derive(Clone, Debug)]
+pub struct History<M> {
+    next_seq: u64,
+    bytes: usize,
+    messages: VecDeque<(u64, M)>,
+}
+
+impl<M> Default for History<M> {
+    fn default() -> Self {
+        Self { next_seq: 1, bytes: 0, messages: VecDeque::new() }
+    }
+}
+
+/// What a history needs to know of a message.
+pub trait Message {
+    /// Hex id.
+    fn id(&self) -> &str;
+    /// Readers.
+    fn read_by(&mut self) -> &mut Vec<DeviceId>;
+    /// Bytes it counts for.
+    fn weight(&self) -> usize;
+}
+
+impl Message for RoomMessage {
+    fn id(&self) -> &str {
+        &self.id
+    }
+    fn read_by(&mut self) -> &mut Vec<DeviceId> {
+        &mut self.read_by
+    }
+    fn weight(&self) -> usize {
+        self.content.len()
+    }
+}
+
+impl Message for DmMessage {
+    fn id(&self) -> &str {
+        &self.id
+    }
+    fn read_by(&mut self) -> &mut Vec<DeviceId> {
+        &mut self.read_by
+    }
+    fn weight(&self) -> usize {
+        self.content.len()
+    }
+}
+
+impl<M: Message> History<M> {
+    /// Appends a message not yet held, or unites the readers of one that is.
+    /// Returns the local sequence number when it is new.
+    pub fn add(&mut self, mut message: M) -> Option<u64> {
+        message.read_by().truncate(MAX_READ_BY);
+        if let Some((_, held)) =
+            self.messages.iter_mut().rev().find(|(_, m)| m.id() == message.id())
+        {
+            let readers = std::mem::take(message.read_by());
+            for reader in readers {
+                add_reader(held.read_by(), reader);
+            }
+            return None;
+        }
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.bytes += message.weight();
+        self.messages.push_back((seq, message));
+        while self.messages.len() > MAX_HISTORY_MESSAGES
+            || (self.bytes > MAX_HISTORY_BYTES && self.messages.len() > 1)
+        {
+            if let Some((_, old)) = self.messages.pop_front() {
+                self.bytes -= old.weight();
+            }
+        }
+        Some(seq)
+    }
+
+    /// Notes a reader. True when the message is held.
+    pub fn mark_read(&mut self, id: &str, reader: DeviceId) -> bool {
+        match self.messages.iter_mut().rev().find(|(_, m)| m.id() == id) {
+            Some((_, held)) => {
+                add_reader(held.read_by(), reader);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Messages with their sequence numbers, oldest first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &M)> {
+        self.messages.iter().map(|(seq, message)| (*seq, message))
+    }
+
+    /// The message with this id.
+    #[must_use]
+    pub fn find(&self, id: &str) -> Option<&M> {
+        self.messages.iter().rev().map(|(_, m)| m).find(|m| m.id() == id)
+    }
+}
+
+fn add_reader(readers: &mut Vec<DeviceId>, reader: DeviceId) {
+    if readers.len() < MAX_READ_BY && !readers.contains(&reader) {
+        readers.push(reader);
+    }
+}
+
+/// All replicated state of one daemon.
+#[derive(Default)]
+pub struct Replica {
+    agents: BTreeMap<DeviceId, HeldAgent>,
+    rooms: BTreeMap<RoomPath, HeldRoom>,
+    room_histories: BTreeMap<RoomPath, History<RoomMessage>>,
+    dm_histories: BTreeMap<RoomPath, History<DmMessage>>,
+}
+
+impl Replica {
+    // --- agents -----------------------------------------------------------------------------
+
+    /// The record of an agent.
+    #[must_use]
+    pub fn agent(&self, id: &DeviceId) -> Option<&AgentRecord> {
+        self.agents.get(id).map(|held| &held.record)
+    }
+
+    /// All records.
+    pub fn agents(&self) -> impl Iterator<Item = &AgentRecord> {
+        self.agents.values().map(|held| &held.record)
+    }
+
+    /// Stores the record of an agent of our own.
+    pub fn put_own_agent(&mut self, record: AgentRecord) {
+        self.agents.insert(record.id, HeldAgent { record, hearsay: false });
+    }
+
+    /// Changes a held record in place.
+    pub fn agent_mut(&mut self, id: &DeviceId) -> Option<&mut AgentRecord> {
+        self.agents.get_mut(id).map(|held| &mut held.record)
+    }
+
+    /// Removes an agent.
+    pub fn remove_agent(&mut self, id: &DeviceId) -> Option<AgentRecord> {
+        self.agents.remove(id).map(|held| held.record)
+    }
+
+    /// A statement about an agent that is not ours. `session_lives`: the device concerned has a
+    /// session here, so nobody needs to speak for it.
+    pub fn merge_agent(
+        &mut self,
+        incoming: AgentRecord,
+        speaker: Speaker,
+        session_lives: bool,
+    ) -> Merge {
+        let text = incoming.name.len()
+            + incoming.harness.len()
+            + incoming.cwd.len()
+            + incoming.started_at.len()
+            + incoming.tags.iter().map(String::len).sum::<usize>()
+            + incoming.subscribed_rooms.iter().map(String::len).sum::<usize>();
+        if text > MAX_AGENT_TEXT {
+            return Merge::Refused("agent_too_large");
+        }
+        if incoming.version > MAX_VERSION {
+            return Merge::Refused("version_too_high");
+        }
+        let own_word = incoming.id == speaker.device;
+        if !own_word {
+            if !speaker.same_user {
+                return Merge::Refused("not_authorised");
+            }
+            if session_lives {
+                return Merge::Refused("device_speaks_for_itself");
+            }
+        }
+        let Some(held) = self.agents.get_mut(&incoming.id) else {
+            if self.agents.len() >= MAX_AGENTS {
+                return Merge::Refused("too_many_agents");
+            }
+            self.agents.insert(incoming.id, HeldAgent { record: incoming, hearsay: !own_word });
+            return Merge::Changed;
+        };
+        // The device's own word replaces hearsay, and a restarted device (another start time)
+        // begins again at version 1: both whatever the versions say.
+        let replaces = own_word && (held.hearsay || held.record.started_at != incoming.started_at);
+        if !own_word && !held.hearsay && incoming.version <= held.record.version {
+            return Merge::Unchanged;
+        }
+        if incoming.version < held.record.version && !replaces {
+            return Merge::Unchanged;
+        }
+        let mut record = incoming;
+        if record.version == held.record.version {
+            for room in &held.record.subscribed_rooms {
+                if !record.subscribed_rooms.contains(room) {
+                    record.subscribed_rooms.push(room.clone());
+                }
+            }
+        }
+        let changed = held.record != record || held.hearsay == own_word;
+        *held = HeldAgent { record, hearsay: !own_word };
+        if changed { Merge::Changed } else { Merge::Unchanged }
+    }
+
+    /// Marks an agent offline. The version is raised so that the mark survives older copies
+    /// (reference 8.4 and later). True when it was not offline before.
+    pub fn set_offline(&mut self, id: &DeviceId) -> bool {
+        match self.agents.get_mut(id) {
+            Some(held) if held.record.status != AgentStatus::Offline => {
+                held.record.status = AgentStatus::Offline;
+                held.record.version += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    // --- rooms ------------------------------------------------------------------------------
+
+    /// A room.
+    #[must_use]
+    pub fn room(&self, path: &RoomPath) -> Option<&RoomRecord> {
+        self.rooms.get(path).map(|held| &held.record)
+    }
+
+    /// All rooms.
+    pub fn rooms(&self) -> impl Iterator<Item = (&RoomPath, &RoomRecord)> {
+        self.rooms.iter().map(|(path, held)| (path, &held.record))
+    }
+
+    /// Stores a room of our own, or one whose owner just told us its state.
+    pub fn put_room(&mut self, path: RoomPath, record: RoomRecord) -> bool {
+        if !self.rooms.contains_key(&path) && self.rooms.len() >= MAX_ROOMS {
+            return false;
+        }
+        let owner_leaves =
+            self.rooms.remove(&path).map(|held| held.owner_leaves).unwrap_or_default();
+        self.rooms.insert(path, HeldRoom { record, hearsay: false, owner_leaves });
+        true
+    }
+
+    /// Changes a held room in place, for an owner or member of ours.
+    pub fn room_mut(&mut self, path: &RoomPath) -> Option<&mut RoomRecord> {
+        self.rooms.get_mut(path).map(|held| &mut held.record)
+    }
+
+    /// Removes the record of a room.
+    pub fn remove_room(&mut self, path: &RoomPath) -> Option<RoomRecord> {
+        self.rooms.remove(path).map(|held| held.record)
+    }
+
+    /// Notes that the owner put `agent` out, so that only the owner lets it in again.
+    pub fn note_owner_leave(&mut self, path: &RoomPath, agent: DeviceId) {
+        if let Some(held) = self.rooms.get_mut(path) {
+            held.owner_leaves.insert(agent);
+        }
+    }
+
+    /// Notes that the owner let `agent` in.
+    pub fn note_owner_join(&mut self, path: &RoomPath, agent: &DeviceId) {
+        if let Some(held) = self.rooms.get_mut(path) {
+            held.owner_leaves.remove(agent);
+        }
+    }
+
+    /// Whether the owner put `agent` out.
+    #[must_use]
+    pub fn put_out_by_owner(&self, path: &RoomPath, agent: &DeviceId) -> bool {
+        self.rooms.get(path).is_some_and(|held| held.owner_leaves.contains(agent))
+    }
+
+    /// A statement about a room. `owned_here`: its owner is one of our devices.
+    pub fn merge_room(
+        &mut self,
+        mut incoming: RoomRecord,
+        speaker: Speaker,
+        owned_here: bool,
+    ) -> (Merge, Option<RoomPath>) {
+        let Ok(path) = RoomPath::parse(&incoming.id) else {
+            return (Merge::Refused("bad_room_path"), None);
+        };
+        if path.owner() != Some(incoming.owner) {
+            return (Merge::Refused("owner_not_in_path"), None);
+        }
+        let text = incoming.name.len() + incoming.description.len() + incoming.created_at.len();
+        let stamps = incoming
+            .member_joins
+            .len()
+            .max(incoming.member_leaves.len())
+            .max(incoming.invited_joins.len().max(incoming.invited_leaves.len()));
+        if text > MAX_ROOM_TEXT || stamps > MAX_ROOM_STAMPS {
+            return (Merge::Refused("room_too_large"), None);
+        }
+        if incoming.version > MAX_VERSION || highest_stamp(&incoming) > MAX_VERSION {
+            return (Merge::Refused("version_too_high"), None);
+        }
+        let own_word = incoming.owner == speaker.device && !owned_here;
+        let Some(held) = self.rooms.get_mut(&path) else {
+            if owned_here {
+                // Our own room that we do not know: destroyed, or invented.
+                return (Merge::Refused("unknown_own_room"), None);
+            }
+            if !own_word && !speaker.same_user {
+                return (Merge::Refused("not_authorised"), None);
+            }
+            if self.rooms.len() >= MAX_ROOMS {
+                return (Merge::Refused("too_many_rooms"), None);
+            }
+            incoming.recompute_views();
+            self.rooms.insert(
+                path.clone(),
+                HeldRoom { record: incoming, hearsay: !own_word, owner_leaves: BTreeSet::new() },
+            );
+            return (Merge::Changed, Some(path));
+        };
+        if own_word {
+            if incoming.version < held.record.version && !held.hearsay {
+                return (Merge::Unchanged, Some(path));
+            }
+            let before = held.record.clone();
+            let was_hearsay = std::mem::replace(&mut held.hearsay, false);
+            for (agent, leave) in &incoming.member_leaves {
+                let join = incoming.member_joins.get(agent).copied().unwrap_or(0);
+                if *leave >= join {
+                    held.owner_leaves.insert(*agent);
+                }
+            }
+            for (agent, join) in &incoming.member_joins {
+                if *join > incoming.member_leaves.get(agent).copied().unwrap_or(0) {
+                    held.owner_leaves.remove(agent);
+                }
+            }
+            let record = &mut held.record;
+            if was_hearsay {
+                *record = incoming;
+            } else {
+                record.version = record.version.max(incoming.version);
+                record.name = incoming.name;
+                record.kind = incoming.kind;
+                record.created_at = incoming.created_at;
+                record.description = incoming.description;
+                merge_stamps(&mut record.member_joins, &incoming.member_joins);
+                merge_stamps(&mut record.member_leaves, &incoming.member_leaves);
+                merge_stamps(&mut record.invited_joins, &incoming.invited_joins);
+                merge_stamps(&mut record.invited_leaves, &incoming.invited_leaves);
+            }
+            record.recompute_views();
+            let changed = *record != before || was_hearsay;
+            return (if changed { Merge::Changed } else { Merge::Unchanged }, Some(path));
+        }
+        // Somebody else's word: only its own coming and going counts.
+        let agent = speaker.device;
+        let join = incoming.member_joins.get(&agent).copied().unwrap_or(0);
+        let leave = incoming.member_leaves.get(&agent).copied().unwrap_or(0);
+        let held_join = held.record.member_joins.get(&agent).copied().unwrap_or(0);
+        let held_leave = held.record.member_leaves.get(&agent).copied().unwrap_or(0);
+        let mut changed = false;
+        if leave > held_leave {
+            held.record.member_leaves.insert(agent, leave);
+            held.record.version = held.record.version.max(leave);
+            changed = true;
+        }
+        let comes_in = join > held_join && join > leave.max(held_leave);
+        if comes_in {
+            let admitted = !held.owner_leaves.contains(&agent)
+                && (held.record.kind == RoomType::Public
+                    || held.record.is_invited(&agent)
+                    || held.record.is_member(&agent)
+                    || held.hearsay);
+            if !admitted {
+                held.record.recompute_views();
+                return (Merge::Refused("not_admitted"), Some(path));
+            }
+            held.record.member_joins.insert(agent, join);
+            held.record.version = held.record.version.max(join);
+            changed = true;
+        }
+        held.record.recompute_views();
+        (if changed { Merge::Changed } else { Merge::Unchanged }, Some(path))
+    }
+
+    /// A room is gone. Only its owner may say so.
+    pub fn merge_room_delete(&mut self, path: &RoomPath, speaker: Speaker) -> Merge {
+        if path.owner() != Some(speaker.device) {
+            return Merge::Refused("not_owner");
+        }
+        if self.rooms.remove(path).is_some() { Merge::Changed } else { Merge::Unchanged }
+    }
+
+    // --- histories --------------------------------------------------------------------------
+
+    /// The history of a room.
+    #[must_use]
+    pub fn room_history(&self, path: &RoomPath) -> Option<&History<RoomMessage>> {
+        self.room_histories.get(path)
+    }
+
+    /// The history of a room, made when missing; `None` at the bound.
+    pub fn room_history_mut(&mut self, path: &RoomPath) -> Option<&mut History<RoomMessage>> {
+        if !self.room_histories.contains_key(path) && self.histories() >= MAX_HISTORIES {
+            return None;
+        }
+        Some(self.room_histories.entry(path.clone()).or_default())
+    }
+
+    /// The history of a conversation.
+    #[must_use]
+    pub fn dm_history(&self, path: &RoomPath) -> Option<&History<DmMessage>> {
+        self.dm_histories.get(path)
+    }
+
+    /// The history of a conversation, made when missing; `None` at the bound.
+    pub fn dm_history_mut(&mut self, path: &RoomPath) -> Option<&mut History<DmMessage>> {
+        if !self.dm_histories.contains_key(path) && self.histories() >= MAX_HISTORIES {
+            return None;
+        }
+        Some(self.dm_histories.entry(path.clone()).or_default())
+    }
+
+    /// All room histories.
+    pub fn room_histories(&self) -> impl Iterator<Item = (&RoomPath, &History<RoomMessage>)> {
+        self.room_histories.iter()
+    }
+
+    /// All DM histories.
+    pub fn dm_histories(&self) -> impl Iterator<Item = (&RoomPath, &History<DmMessage>)> {
+        self.dm_histories.iter()
+    }
+
+    /// Forgets a room's history.
+    pub fn remove_room_history(&mut self, path: &RoomPath) {
+        self.room_histories.remove(path);
+    }
+
+    fn histories(&self) -> usize {
+        self.room_histories.len() + self.dm_histories.len()
+    }
+}
+
+fn merge_stamps(held: &mut BTreeMap<DeviceId, u64>, incoming: &BTreeMap<DeviceId, u64>) {
+    for (agent, stamp) in incoming {
+        if held.len() >= MAX_ROOM_STAMPS && !held.contains_key(agent) {
+            continue;
+        }
+        let entry = held.entry(*agent).or_insert(0);
+        *entry = (*entry).max(*stamp);
+    }
+}
+
+fn highest_stamp(room: &RoomRecord) -> u64 {
+    [&room.member_joins, &room.member_leaves, &room.invited_joins, &room.invited_leaves]
+        .into_iter()
+        .flat_map(BTreeMap::values)
+        .copied()
+        .max()
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::records::Visibility;
+
+    fn id(n: u8) -> DeviceId {
+        DeviceId([n; 32])
+    }
+
+    fn user(n: u8) -> Speaker {
+        Speaker { device: id(n), same_user: true }
+    }
+
+    fn stranger(n: u8) -> Speaker {
+        Speaker { device: id(n), same_user: false }
+    }
+
+    fn agent(n: u8, version: u64, started: &str) -> AgentRecord {
+        AgentRecord {
+            id: id(n),
+            version,
+            name: format!("agent {n}"),
+            harness: "mcp".into(),
+            cwd: "/".into(),
+            pid: 1,
+            started_at: started.into(),
+            visibility: Visibility::Visible,
+            status: AgentStatus::Active,
+            tags: vec![],
+            subscribed_rooms: vec![],
+        }
+    }
+
+    fn room(owner: u8, version: u64, members: &[(u8, u64)]) -> RoomRecord {
+        let mut room = RoomRecord {
+            id: format!("{}/r", id(owner)),
+            version,
+            name: "r".into(),
+            kind: RoomType::Public,
+            owner: id(owner),
+            created_at: String::new(),
+            description: String::new(),
+            members: vec![],
+            invited: vec![],
+            member_joins: members.iter().map(|(n, v)| (id(*n), *v)).collect(),
+            member_leaves: BTreeMap::new(),
+            invited_joins: BTreeMap::new(),
+            invited_leaves: BTreeMap::new(),
+        };
+        room.recompute_views();
+        room
+    }
+
+    #[test]
+    fn nobody_speaks_for_a_device_that_is_here() {
+        let mut replica = Replica::default();
+        assert_eq!(replica.merge_agent(agent(1, 3, "t"), user(1), true), Merge::Changed);
+        let mut lie = agent(1, 9, "t");
+        lie.name = "forged".into();
+        assert_eq!(
+            replica.merge_agent(lie.clone(), user(2), true),
+            Merge::Refused("device_speaks_for_itself")
+        );
+        assert_eq!(
+            replica.merge_agent(lie.clone(), stranger(2), false),
+            Merge::Refused("not_authorised")
+        );
+        assert_eq!(replica.agent(&id(1)).unwrap().name, "agent 1");
+        // Away, a peer of the same user is heard; the device's own word then replaces it.
+        assert_eq!(replica.merge_agent(lie, user(2), false), Merge::Changed);
+        assert_eq!(replica.merge_agent(agent(1, 4, "t"), user(1), true), Merge::Changed);
+        assert_eq!(replica.agent(&id(1)).unwrap().name, "agent 1");
+    }
+
+    #[test]
+    fn a_restarted_device_is_believed_at_version_one() {
+        let mut replica = Replica::default();
+        replica.merge_agent(agent(1, 7, "first"), user(1), true);
+        assert_eq!(replica.merge_agent(agent(1, 1, "first"), user(1), true), Merge::Unchanged);
+        assert_eq!(replica.merge_agent(agent(1, 1, "second"), user(1), true), Merge::Changed);
+        assert_eq!(replica.agent(&id(1)).unwrap().version, 1);
+    }
+
+    #[test]
+    fn version_at_the_top_of_the_range_is_refused() {
+        let mut replica = Replica::default();
+        assert_eq!(
+            replica.merge_agent(agent(1, MAX_VERSION + 1, "t"), user(1), true),
+            Merge::Refused("version_too_high")
+        );
+    }
+
+    #[test]
+    fn only_the_owner_changes_a_room_for_others() {
+        let mut replica = Replica::default();
+        replica.merge_room(room(1, 2, &[(1, 1), (2, 2)]), user(1), false);
+        let mut forged = room(1, 9, &[(1, 1), (2, 2), (3, 9), (4, 9)]);
+        forged.name = "forged".into();
+        let (merge, path) = replica.merge_room(forged, user(3), false);
+        assert_eq!(merge, Merge::Changed);
+        let held = replica.room(&path.unwrap()).unwrap();
+        assert_eq!((held.name.as_str(), held.members.len()), ("r", 3));
+        assert!(held.is_member(&id(3)) && !held.is_member(&id(4)));
+    }
+
+    #[test]
+    fn a_kicked_member_does_not_come_back_by_itself() {
+        let mut replica = Replica::default();
+        replica.merge_room(room(1, 2, &[(1, 1), (2, 2)]), user(1), false);
+        let mut kicked = room(1, 3, &[(1, 1), (2, 2)]);
+        kicked.member_leaves.insert(id(2), 3);
+        replica.merge_room(kicked, user(1), false);
+        let (merge, path) = replica.merge_room(room(1, 4, &[(1, 1), (2, 4)]), user(2), false);
+        assert_eq!(merge, Merge::Refused("not_admitted"));
+        let path = path.unwrap();
+        assert!(!replica.room(&path).unwrap().is_member(&id(2)));
+        // The owner lets it in again.
+        let mut back = room(1, 5, &[(1, 1), (2, 5)]);
+        back.member_leaves.insert(id(2), 3);
+        assert_eq!(replica.merge_room(back, user(1), false).0, Merge::Changed);
+        assert!(replica.room(&path).unwrap().is_member(&id(2)));
+    }
+
+    #[test]
+    fn kick_racing_a_join_ends_outside() {
+        let mut replica = Replica::default();
+        replica.merge_room(room(1, 4, &[(1, 1), (2, 4)]), user(1), false);
+        let mut tie = room(1, 4, &[(1, 1), (2, 4)]);
+        tie.member_leaves.insert(id(2), 4);
+        let (_, path) = replica.merge_room(tie, user(1), false);
+        assert!(!replica.room(&path.unwrap()).unwrap().is_member(&id(2)));
+    }
+
+    #[test]
+    fn rooms_with_paths_that_do_not_parse_are_refused() {
+        let mut replica = Replica::default();
+        let mut bad = room(1, 1, &[(1, 1)]);
+        bad.id = "nonsense".into();
+        assert_eq!(replica.merge_room(bad, user(1), false).0, Merge::Refused("bad_room_path"));
+        let mut foreign = room(1, 1, &[(1, 1)]);
+        foreign.owner = id(2);
+        assert_eq!(
+            replica.merge_room(foreign, user(2), false).0,
+            Merge::Refused("owner_not_in_path")
+        );
+    }
+
+    #[test]
+    fn histories_are_bounded_and_deduplicated() {
+        let mut history = History::default();
+        let message = |n: usize| DmMessage {
+            id: format!("{n:032x}"),
+            from: id(1),
+            to: id(2),
+            content: "x".into(),
+            timestamp: String::new(),
+            read_by: vec![id(1)],
+            streaming_behavior: None,
+        };
+        for n in 0..MAX_HISTORY_MESSAGES + 10 {
+            assert!(history.add(message(n)).is_some());
+        }
+        assert_eq!(history.iter().count(), MAX_HISTORY_MESSAGES);
+        let mut read = message(MAX_HISTORY_MESSAGES);
+        read.read_by.push(id(2));
+        assert_eq!(history.add(read), None);
+        let held = history.find(&format!("{MAX_HISTORY_MESSAGES:032x}")).unwrap();
+        assert_eq!(held.read_by, vec![id(1), id(2)]);
+    }
+}
