@@ -35,6 +35,7 @@ use crate::api::types::{
     MAX_PAGE, MAX_REQUESTS_IN_FLIGHT, MAX_TEXT_BYTES, MAX_WAIT_SECS, PROGRAM_VERSION, Request,
     RequestId, notification,
 };
+use crate::mesh::log::{Level, Spec};
 
 /// Connections waiting to be accepted; the usual system maximum on small machines.
 const LISTEN_BACKLOG: i32 = 128;
@@ -59,6 +60,36 @@ const LINE_OVERHEAD: usize = 64;
 /// A newcomer reads the lock's content again so many times, 10 ms apart, in case its owner has only
 /// just taken it and not yet written who it is.
 const HOLDER_READS: u32 = 20;
+
+/// Every event that the local socket emits: name, level, fields, meaning.
+pub const CATALOGUE: &[Spec] = &[
+    (
+        "local_accept_paused",
+        Level::Warn,
+        &["error"],
+        "no descriptors or memory for new clients; open connections go on",
+    ),
+    ("local_accept_resumed", Level::Info, &[], "new clients are accepted again"),
+    ("local_foreign_user", Level::Warn, &["uid"], "another user's connection was refused"),
+    (
+        "local_peer_unknown",
+        Level::Warn,
+        &["error"],
+        "the system does not tell whose a connection is",
+    ),
+    (
+        "local_closed",
+        Level::Info,
+        &["conn", "pid", "reason"],
+        "a client was let go for what it did or did not do",
+    ),
+    (
+        "local_answer_unasked",
+        Level::Debug,
+        &["conn"],
+        "an answer without its request was dropped; a fault of the daemon",
+    ),
+];
 
 // ---------------------------------------------------------------------------------------------
 // Ownership of the socket
@@ -1218,6 +1249,26 @@ mod tests {
         // Without any line feed it is not read to its end.
         let (lines, end) = lines_of(vec![vec![b'x'; 1000]; 1_100]);
         assert_eq!((lines.len(), end), (0, End::TooLong));
+    }
+
+    #[test]
+    fn every_event_is_in_the_catalogue() {
+        // Levels and names as the macro calls above say them.
+        let source = include_str!("local_socket.rs").replace(char::is_whitespace, "");
+        let mut emitted: Vec<_> = source
+            .split("tracing::")
+            .filter_map(|rest| {
+                let (level, rest) = rest.split_once("!(event=\"")?;
+                Some((rest.split('"').next()?.to_owned(), level.to_owned()))
+            })
+            .collect();
+        emitted.sort();
+        let mut listed: Vec<_> = CATALOGUE
+            .iter()
+            .map(|(name, level, ..)| ((*name).to_owned(), format!("{level:?}").to_lowercase()))
+            .collect();
+        listed.sort();
+        assert_eq!(emitted, listed);
     }
 
     #[test]
