@@ -374,7 +374,7 @@ macro_rules! methods {
                     _ => Err(ApiError::new(
                         ApiError::METHOD_NOT_FOUND,
                         format!("there is no method {method:?}"),
-                        "see docs/interface.md for the methods of this version",
+                        format!("this version has {}", Self::METHODS.join(", ")),
                     )),
                 }
             }
@@ -584,7 +584,7 @@ params! {
 
     /// `room.history`: the newest messages, or with `since` the ones that follow it.
     RoomHistoryParams {
-        /// Path, or unambiguous name; or an agent for the messages with it.
+        /// Path, or unambiguous name.
         room: String,
         ;
         /// Only messages with a larger `seq`, oldest first.
@@ -807,9 +807,6 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All words, in order.
-            pub const ALL: &'static [Self] = &[$( Self::$variant ),*];
-
             /// The word on the wire.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
@@ -1401,6 +1398,7 @@ mod tests {
         let error = Request::parse("room.explode", None).unwrap_err();
         assert_eq!(error.code, ApiError::METHOD_NOT_FOUND);
         assert_eq!(error.rpc_number(), -32601);
+        assert!(error.todo.unwrap().contains("room.join"));
     }
 
     #[test]

@@ -68,14 +68,10 @@ pub enum ClientCommand {
     },
 
     /// List agents
-    Agents,
+    Agents(SeenBy),
 
     /// List rooms
-    Rooms {
-        /// Which rooms this agent can see
-        #[arg(id = "as", long, value_name = "NAME")]
-        agent: Option<Label>,
-    },
+    Rooms(SeenBy),
 
     /// Create, join, read and run a room
     #[command(subcommand)]
@@ -235,6 +231,14 @@ pub struct AsAgent {
     /// Act as the agent of this name; it is created on first use and kept
     #[arg(id = "as", long, value_name = "NAME")]
     pub name: Label,
+}
+
+/// The agent whose view is shown.
+#[derive(Args, Clone, Debug)]
+pub struct SeenBy {
+    /// Show what the agent of this name sees; it is created on first use and kept
+    #[arg(id = "as", long, value_name = "NAME")]
+    pub name: Option<Label>,
 }
 
 /// One room.

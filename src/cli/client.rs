@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::args::{
-    AsAgent, ChangeArgs, ClientCommand, RoomAgentArgs, RoomArgs, RoomCommand, WhichRequest,
+    AsAgent, ChangeArgs, ClientCommand, RoomAgentArgs, RoomArgs, RoomCommand, SeenBy, WhichRequest,
 };
 use super::output::{duration, event_line, fields, json_line, short, table, write_out};
 use super::{Endpoint, doctor, exit};
@@ -16,10 +16,10 @@ use crate::api::client::{Client, Notification, Notifications};
 use crate::api::types::{
     AcceptParams, Acked, AgentInfo, AgentList, AgentStatus, AgentsParams, Answered, ApiError,
     AttachParams, Call, DeliveryStatus, DmParams, EventsAckParams, EventsSubscribeParams, History,
-    Inbox, InboxParams, Logs, LogsParams, MAX_TEXT_BYTES, PendingList, PendingParams, RejectParams,
-    Room, RoomCreateParams, RoomDestroyParams, RoomHistoryParams, RoomInviteParams, RoomJoinParams,
-    RoomKickParams, RoomLeaveParams, RoomList, RoomMembersParams, RoomsParams, SendParams,
-    SendResult, Status, StatusParams, Text, UpdateParams, Whoami, WhoamiParams,
+    Inbox, InboxParams, Label, Logs, LogsParams, MAX_TEXT_BYTES, PendingList, PendingParams,
+    RejectParams, Room, RoomCreateParams, RoomDestroyParams, RoomHistoryParams, RoomInviteParams,
+    RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomList, RoomMembersParams, RoomsParams,
+    SendParams, SendResult, Status, StatusParams, Text, UpdateParams, Whoami, WhoamiParams,
 };
 
 /// What the daemon is told this program is.
@@ -100,11 +100,12 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
         ClientCommand::Whoami { agent } => {
             session.show_as(&agent, WhoamiParams {}, show_whoami).await
         }
-        ClientCommand::Agents => session.show(AgentsParams {}, show_agents).await,
-        ClientCommand::Rooms { agent } => {
-            if let Some(name) = agent {
-                session.attach(&AsAgent { name }).await?;
-            }
+        ClientCommand::Agents(SeenBy { name }) => {
+            session.attach_if(name).await?;
+            session.show(AgentsParams {}, show_agents).await
+        }
+        ClientCommand::Rooms(SeenBy { name }) => {
+            session.attach_if(name).await?;
             session.show(RoomsParams {}, show_rooms).await
         }
         ClientCommand::Room(command) => session.room(command).await,
@@ -209,6 +210,13 @@ impl Session {
                 format!("cannot act as {}: {reason}", agent.name),
                 "end the other client, or use another name",
             ))),
+        }
+    }
+
+    async fn attach_if(&self, name: Option<Label>) -> Result<(), Failure> {
+        match name {
+            None => Ok(()),
+            Some(name) => self.attach(&AsAgent { name }).await,
         }
     }
 

@@ -31,9 +31,11 @@ use super::sys;
 use crate::api::endpoint::{MAX_SOCKET_PATH, directory_fault};
 use crate::api::types::rpc::{self, RawRequest};
 use crate::api::types::{
-    API_VERSION, ApiError, ApiLimits, Closing, HelloParams, HelloResult, MAX_LINE_BYTES,
-    MAX_REQUESTS_IN_FLIGHT, PROGRAM_VERSION, Request, RequestId, notification,
+    API_VERSION, ApiError, ApiLimits, Closing, HelloParams, HelloResult, LimitInfo, MAX_LINE_BYTES,
+    MAX_PAGE, MAX_REQUESTS_IN_FLIGHT, MAX_TEXT_BYTES, MAX_WAIT_SECS, PROGRAM_VERSION, Request,
+    RequestId, notification,
 };
+use crate::mesh::log::{Level, Spec};
 
 /// Connections waiting to be accepted; the usual system maximum on small machines.
 const LISTEN_BACKLOG: i32 = 128;
@@ -58,6 +60,36 @@ const LINE_OVERHEAD: usize = 64;
 /// A newcomer reads the lock's content again so many times, 10 ms apart, in case its owner has only
 /// just taken it and not yet written who it is.
 const HOLDER_READS: u32 = 20;
+
+/// Every event that the local socket emits: name, level, fields, meaning.
+pub const CATALOGUE: &[Spec] = &[
+    (
+        "local_accept_paused",
+        Level::Warn,
+        &["error"],
+        "no descriptors or memory for new clients; open connections go on",
+    ),
+    ("local_accept_resumed", Level::Info, &[], "new clients are accepted again"),
+    ("local_foreign_user", Level::Warn, &["uid"], "another user's connection was refused"),
+    (
+        "local_peer_unknown",
+        Level::Warn,
+        &["error"],
+        "the system does not tell whose a connection is",
+    ),
+    (
+        "local_closed",
+        Level::Info,
+        &["conn", "pid", "reason"],
+        "a client was let go for what it did or did not do",
+    ),
+    (
+        "local_answer_unasked",
+        Level::Debug,
+        &["conn"],
+        "an answer without its request was dropped; a fault of the daemon",
+    ),
+];
 
 // ---------------------------------------------------------------------------------------------
 // Ownership of the socket
@@ -458,6 +490,48 @@ impl SocketLimits {
         let default = Self::default();
         Self { connections: default.connections.min(half), ..default }
     }
+
+    /// These limits and those of the API itself, for `status` with `limits`.
+    #[must_use]
+    pub fn list(&self) -> Vec<LimitInfo> {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let rows = [
+            ("local_connections", self.connections as u64, "connections", "clients at a time"),
+            (
+                "local_requests_in_flight",
+                self.requests_in_flight as u64,
+                "requests",
+                "unanswered requests of a client",
+            ),
+            (
+                "local_outbound",
+                self.outbound_bytes as u64,
+                "bytes",
+                "what waits for a client that does not read",
+            ),
+            ("local_line", MAX_LINE_BYTES as u64, "bytes", "a line of the local API"),
+            ("local_text", MAX_TEXT_BYTES as u64, "bytes", "the text of a message"),
+            ("local_wait", MAX_WAIT_SECS * 1_000, "ms", "how long a request may wait"),
+            ("local_page", MAX_PAGE, "entries", "entries in one answer"),
+            ("local_hello", ms(self.hello_timeout), "ms", "from connecting to a complete hello"),
+            (
+                "local_line_time",
+                ms(self.line_timeout),
+                "ms",
+                "from a line's first byte to its last",
+            ),
+            ("local_write", ms(self.write_timeout), "ms", "how long a client may not read"),
+            ("local_drain", ms(self.drain_timeout), "ms", "for what is queued when closing"),
+        ];
+        rows.into_iter()
+            .map(|(name, value, unit, text)| LimitInfo {
+                name: name.into(),
+                value,
+                unit: unit.into(),
+                text: text.into(),
+            })
+            .collect()
+    }
 }
 
 /// Sends to clients. Cheap to clone; never waits.
@@ -809,9 +883,12 @@ fn read_request(
     limits: &SocketLimits,
 ) -> Result<(RequestId, Request), Fault> {
     let raw = rpc::read_request(line)?;
-    let mut in_flight = conn.in_flight.lock();
-    // Before the parameters are read: an id in use must not be answered twice.
-    if in_flight.contains(&raw.id) {
+    // Before the parameters are read: an id in use must not be answered twice. Only this task adds.
+    let (in_flight, in_use) = {
+        let in_flight = conn.in_flight.lock();
+        (in_flight.len(), in_flight.contains(&raw.id))
+    };
+    if in_use {
         let error = ApiError::new(
             ApiError::INVALID_REQUEST,
             "a request with this id is not answered yet",
@@ -819,10 +896,10 @@ fn read_request(
         );
         return Err((None, error));
     }
-    if in_flight.len() >= limits.requests_in_flight {
+    if in_flight >= limits.requests_in_flight {
         let error = ApiError::new(
             ApiError::TOO_MANY_REQUESTS,
-            format!("{} requests of this connection are not answered yet", in_flight.len()),
+            format!("{in_flight} requests of this connection are not answered yet"),
             "wait for answers, or use another connection",
         );
         return Err((Some(raw.id), error));
@@ -832,7 +909,7 @@ fn read_request(
         let error = ApiError::plain(ApiError::INVALID_REQUEST, "hello has already been said");
         return Err((Some(id), error));
     }
-    in_flight.insert(id.clone());
+    conn.in_flight.lock().insert(id.clone());
     Ok((id, request))
 }
 
@@ -1100,7 +1177,107 @@ async fn write_lines(
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use proptest::prelude::*;
+    use tokio::io::ReadBuf;
+
     use super::*;
+
+    /// Gives out its chunks one at a time.
+    struct Chunks(VecDeque<Vec<u8>>);
+
+    impl AsyncRead for Chunks {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            out: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if let Some(mut chunk) = self.0.pop_front() {
+                let rest = chunk.split_off(chunk.len().min(out.remaining()));
+                out.put_slice(&chunk);
+                if !rest.is_empty() {
+                    self.0.push_front(rest);
+                }
+            }
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// All lines of a stream, and what ended it.
+    fn lines_of(chunks: Vec<Vec<u8>>) -> (Vec<Vec<u8>>, End) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let chunks = chunks.into_iter().filter(|chunk| !chunk.is_empty()).collect();
+        runtime.block_on(async {
+            let mut lines = Lines::new(Chunks(chunks), Duration::from_secs(60));
+            let mut all = Vec::new();
+            loop {
+                match lines.next().await {
+                    Ok(line) => all.push(line.to_vec()),
+                    Err(end) => return (all, end),
+                }
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn lines_do_not_depend_on_how_they_arrive(
+            text in prop::collection::vec(prop::sample::select(b"ab\n\n \r\xff".to_vec()), 0..200),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
+        ) {
+            let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+            at.extend([0, text.len()]);
+            at.sort_unstable();
+            let chunks = at.windows(2).map(|pair| text[pair[0]..pair[1]].to_vec()).collect();
+            let mut expected: Vec<_> = text.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+            // What has no line feed is no line; blank ones are passed over.
+            expected.pop();
+            expected.retain(|line| !line.trim_ascii().is_empty());
+            prop_assert_eq!(lines_of(chunks), (expected, End::Closed));
+        }
+    }
+
+    #[test]
+    fn a_line_may_have_the_maximum_and_not_a_byte_more() {
+        let longest = vec![b'x'; MAX_LINE_BYTES];
+        let (lines, end) = lines_of(vec![b"a\n".to_vec(), longest.clone(), b"\nb\n".to_vec()]);
+        assert_eq!((lines.len(), lines[1].len(), end), (3, MAX_LINE_BYTES, End::Closed));
+        let (lines, end) = lines_of(vec![b"a\n".to_vec(), longest, b"x\nb\n".to_vec()]);
+        assert_eq!((lines.len(), end), (1, End::TooLong));
+        // Without any line feed it is not read to its end.
+        let (lines, end) = lines_of(vec![vec![b'x'; 1000]; 1_100]);
+        assert_eq!((lines.len(), end), (0, End::TooLong));
+    }
+
+    #[test]
+    fn every_event_is_in_the_catalogue() {
+        // Levels and names as the macro calls above say them.
+        let source = include_str!("local_socket.rs").replace(char::is_whitespace, "");
+        let mut emitted: Vec<_> = source
+            .split("tracing::")
+            .filter_map(|rest| {
+                let (level, rest) = rest.split_once("!(event=\"")?;
+                Some((rest.split('"').next()?.to_owned(), level.to_owned()))
+            })
+            .collect();
+        emitted.sort();
+        let mut listed: Vec<_> = CATALOGUE
+            .iter()
+            .map(|(name, level, ..)| ((*name).to_owned(), format!("{level:?}").to_lowercase()))
+            .collect();
+        listed.sort();
+        assert_eq!(emitted, listed);
+    }
+
+    #[test]
+    fn every_limit_is_listed_once() {
+        let list = SocketLimits::default().list();
+        let names: HashSet<_> = list.iter().map(|limit| limit.name.as_str()).collect();
+        assert_eq!(names.len(), list.len());
+        assert!(list.iter().all(|limit| limit.value > 0 && !limit.text.is_empty()));
+    }
 
     #[test]
     fn only_the_own_user_may_connect() {

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::Stdio;
 
 use commsd::api::types::{
-    AcceptParams, ApiError, AttachParams, Call, DmParams, EventsAckParams, EventsSubscribeParams,
-    InboxParams, LogsParams, OwnStatus, PROGRAM_VERSION, RejectParams, Request, RoomCreateParams,
-    RoomDestroyParams, RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams,
-    RoomLeaveParams, RoomMembersParams, RoomType, RoomsParams, SendParams, StatusParams, Timing,
-    UpdateParams, Visibility, WhoamiParams,
+    AcceptParams, AgentsParams, ApiError, AttachParams, Call, DmParams, EventsAckParams,
+    EventsSubscribeParams, InboxParams, LogsParams, OwnStatus, PROGRAM_VERSION, RejectParams,
+    Request, RoomCreateParams, RoomDestroyParams, RoomHistoryParams, RoomInviteParams,
+    RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomMembersParams, RoomType, RoomsParams,
+    SendParams, StatusParams, Timing, UpdateParams, Visibility, WhoamiParams,
 };
 use commsd::runtime::local_socket::{CloseReason, ConnId, LocalInput, SocketLimits};
 use serde_json::{Value, json};
@@ -160,6 +160,7 @@ fn cases() -> Vec<Case> {
                          "requesterName": "eve", "at": "2026-11-29T21:51:37.991Z"});
     vec![
         (&["whoami", "--as", "ann"], WhoamiParams {}.into(), whoami()),
+        (&["agents", "--as", "ann"], AgentsParams {}.into(), json!({"agents": []})),
         (
             &["rooms", "--as", "ann"],
             RoomsParams {}.into(),

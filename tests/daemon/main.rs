@@ -6,4 +6,5 @@
 mod bench;
 mod cli;
 mod events;
+mod contrib;
 mod local_socket;
