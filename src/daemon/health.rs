@@ -162,28 +162,7 @@ fn limit_list() -> Vec<types::LimitInfo> {
         text: text.into(),
     };
     let count = |value: usize| value as u64;
-    let socket = local_socket::SocketLimits::default();
-    vec![
-        limit("local.line", count(types::MAX_LINE_BYTES), "bytes", "one line of the local API"),
-        limit("local.text", count(types::MAX_TEXT_BYTES), "bytes", "one message text"),
-        limit(
-            "local.connections",
-            count(socket.connections),
-            "entries",
-            "clients at the same time",
-        ),
-        limit(
-            "local.requests",
-            count(socket.requests_in_flight),
-            "entries",
-            "open requests of one client",
-        ),
-        limit(
-            "local.outbound",
-            count(socket.outbound_bytes),
-            "bytes",
-            "unread output of one client",
-        ),
+    let own = [
         limit(
             "mesh.sessions",
             count(node::MAX_SESSIONS),
@@ -272,5 +251,6 @@ fn limit_list() -> Vec<types::LimitInfo> {
             "bytes",
             "events that `logs` can show",
         ),
-    ]
+    ];
+    local_socket::SocketLimits::default().list().into_iter().chain(own).collect()
 }

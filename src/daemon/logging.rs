@@ -80,27 +80,6 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
     ),
     ("health_raised", Level::Warn, &["code"], "a health condition began"),
     ("health_cleared", Level::Info, &["code"], "a health condition ended"),
-    ("local_closed", Level::Info, &["conn", "pid", "reason"], "a client's connection ended"),
-    (
-        "local_accept_paused",
-        Level::Warn,
-        &["error"],
-        "no descriptors or memory for new clients; existing ones go on",
-    ),
-    ("local_accept_resumed", Level::Info, &[], "clients are accepted again"),
-    (
-        "local_foreign_user",
-        Level::Warn,
-        &["uid"],
-        "another user's process was turned away from the socket",
-    ),
-    (
-        "local_peer_unknown",
-        Level::Warn,
-        &["error"],
-        "a client whose user cannot be told was turned away",
-    ),
-    ("local_answer_unasked", Level::Debug, &["conn"], "an answer had no open request"),
     (
         "entropy_unavailable",
         Level::Error,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use commsd::daemon::logging;
 use commsd::mesh::log::{self, Level, Spec};
+use commsd::runtime::local_socket;
 
 fn table(specs: &[Spec]) -> String {
     let mut out = String::from("| event | level | fields | meaning |\n| --- | --- | --- | --- |\n");
@@ -29,7 +30,7 @@ fn root() -> PathBuf {
 #[test]
 fn the_document_holds_every_event_with_its_fields() {
     let text = fs::read_to_string(root().join("docs/events.md")).unwrap();
-    for specs in [log::CATALOGUE, logging::CATALOGUE] {
+    for specs in [log::CATALOGUE, logging::CATALOGUE, local_socket::CATALOGUE] {
         let expected = table(specs);
         assert!(
             text.contains(&expected),
@@ -37,7 +38,8 @@ fn the_document_holds_every_event_with_its_fields() {
         );
     }
     let rows = text.lines().filter(|line| line.starts_with("| `")).count();
-    assert_eq!(rows, log::CATALOGUE.len() + logging::CATALOGUE.len(), "no other rows");
+    let known = log::CATALOGUE.len() + logging::CATALOGUE.len() + local_socket::CATALOGUE.len();
+    assert_eq!(rows, known, "no other rows");
 }
 
 #[test]
@@ -60,7 +62,10 @@ fn events_written_directly_are_in_the_catalogue() {
     assert!(!found.is_empty());
     for name in found {
         assert!(
-            logging::CATALOGUE.iter().any(|(known, ..)| *known == name),
+            logging::CATALOGUE
+                .iter()
+                .chain(local_socket::CATALOGUE)
+                .any(|(known, ..)| *known == name),
             "event {name} is not in the catalogue"
         );
     }

@@ -5,6 +5,6 @@
 
 mod bench;
 mod cli;
-mod events;
 mod contrib;
+mod events;
 mod local_socket;
