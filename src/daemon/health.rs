@@ -54,12 +54,21 @@ impl Owner {
                 "see what holds it (ss -ltnp) and end it; peers are found by first contact meanwhile",
             ));
         }
-        if let Some(udp) = self.hub.first_contact_problem() {
+        let transport = self.hub.status();
+        if transport.first_contact && !transport.multicast {
             found.push(condition(
-                "first_contact_unavailable",
+                "multicast_unavailable",
                 Severity::Warning,
-                udp,
-                "peers are found by the port alone; allow UDP on loopback to mend it",
+                "loopback multicast cannot be joined: peers are found by the port and by broadcast",
+                "allow multicast on the loopback interface",
+            ));
+        }
+        if transport.origin_blind {
+            found.push(condition(
+                "origin_unknown",
+                Severity::Info,
+                "the system does not tell whose a local connection is: all count as this user's",
+                "nothing to do; do not run commsd on a machine shared with people you do not trust",
             ));
         }
         if let (Some(open), limit) = (sys::open_descriptors(), sys::descriptor_limit())

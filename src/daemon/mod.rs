@@ -28,7 +28,7 @@ use crate::identity::files::BaseDir;
 use crate::identity::issuer::{IssuerFile, IssuerKind};
 use crate::mesh::node::{Input, Node, NodeConfig};
 use crate::runtime::clock::{Clock, unix_now};
-use crate::runtime::hub::{Hub, HubConfig};
+use crate::runtime::hub::{Hub, HubOptions, TransportLimits};
 use crate::runtime::local_socket::{self, Claim, Holder, SocketLimits};
 use crate::runtime::sys;
 use crate::store::MemoryStore;
@@ -38,8 +38,6 @@ pub(crate) const CLI_HARNESS: &str = "cli";
 /// Slot of the daemon's own device.
 const DAEMON_HARNESS: &str = "commsd";
 const DAEMON_KEY: &str = "daemon";
-/// Inputs from the mesh that may wait for the owner; sessions wait when it is full.
-const MESH_QUEUE: usize = 1024;
 /// Requests from clients that may wait for the owner; connections wait when it is full.
 const LOCAL_QUEUE: usize = 1024;
 /// Attaches whose slots are being opened.
@@ -62,6 +60,9 @@ pub enum StartError {
     /// The daemon's own identity.
     #[error("the daemon's own identity cannot be opened: {0}")]
     Identity(String),
+    /// A listener.
+    #[error(transparent)]
+    Listener(#[from] crate::runtime::hub::AddDeviceError),
     /// Randomness.
     #[error(transparent)]
     Entropy(#[from] crate::identity::entropy::EntropyError),
@@ -84,6 +85,7 @@ impl StartError {
             Self::Files(error) => error.code(),
             Self::Issuer(error) => error.code(),
             Self::Identity(_) => "daemon_identity",
+            Self::Listener(error) => error.code(),
             Self::Entropy(error) => error.code(),
             Self::Io { .. } => "start_io",
         }
@@ -99,6 +101,7 @@ impl StartError {
                     .into()
             }
             Self::Entropy(_) => "check the system's random source".into(),
+            Self::Listener(_) => "free the address or choose another with --listen".into(),
             Self::Io { .. } => "check limits and permissions; see `commsd run --check`".into(),
         }
     }
@@ -235,29 +238,18 @@ pub async fn serve(
             "end the other daemon, or give this one a --home of its own",
         ));
     }
-    let (mesh_inputs, mesh) = mpsc::channel(MESH_QUEUE);
-    let mut hub = Hub::new(
-        HubConfig {
-            port: config.port,
-            first_contact_port: config.first_contact.then_some(config.first_contact_port),
-            broadcast: config.broadcast,
-        },
-        mesh_inputs,
-        own.key.id(),
-    );
-    let data_port = hub
-        .add_device(&own.key, &own.certificate)
-        .map_err(StartError::io("bind the daemon's data listener"))?;
-    let network_port = match &config.listen {
-        None => None,
-        Some(listen) => Some(
-            hub.listen_network(std::net::SocketAddr::new(listen.ip, listen.port.unwrap_or(0)))
-                .map_err(StartError::io("bind the --listen address"))?,
-        ),
-    };
+    let (hub, mesh) = Hub::new(HubOptions {
+        daemon: own.key.id(),
+        port: config.port,
+        limits: TransportLimits::default(),
+    });
+    let data_port = hub.add_device(&own.key, &own.certificate)?;
+    let mut network_port = None;
     if let Some(listen) = &config.listen {
-        let address = std::net::SocketAddr::new(listen.ip, network_port.unwrap_or(0));
-        emit(&event("listening").with("what", "network").with("address", address));
+        let address = std::net::SocketAddr::new(listen.ip, listen.port.unwrap_or(0));
+        let bound = hub.listen_network(address)?;
+        network_port = Some(bound.port());
+        emit(&event("listening").with("what", "network").with("address", bound));
     }
     let node = Node::new(
         NodeConfig {
@@ -285,7 +277,17 @@ pub async fn serve(
     );
     emit(&event("listening").with("what", "socket").with("address", config.socket.display()));
     let (opening, opened) = mpsc::channel(OPENING_QUEUE);
-    hub.start_first_contact();
+    if config.first_contact
+        && let Err(error) = hub.start_first_contact(config.first_contact_port, config.broadcast)
+    {
+        emit(&event("first_contact_unavailable").with("reason", &error));
+        health.lasting.push(condition(
+            "first_contact_unavailable",
+            Severity::Warning,
+            error.to_string(),
+            "peers are found by the port alone; free the UDP port to mend it",
+        ));
+    }
     let device = node.daemon();
     let config = Arc::new(config);
     let owner = Owner {

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
@@ -21,7 +22,9 @@ use crate::mesh::events::DeliveryEvent;
 use crate::mesh::node::{AddDevice, AgentSpec, Input, Node, OpId, Output};
 use crate::mesh::records::Now;
 use crate::runtime::clock::Clock;
-use crate::runtime::hub::Hub;
+use crate::runtime::hub::{AddDeviceError, Hub};
+use crate::runtime::link::Inputs;
+use crate::runtime::listener::BindError;
 use crate::runtime::local_socket::{CloseReason, ConnId, LocalHandle, LocalInput};
 use crate::store::Store;
 
@@ -30,6 +33,8 @@ use crate::store::Store;
 const MAX_BATCH: usize = 128;
 /// How long the daemon waits for peers to take note of its leaving.
 const DRAIN_MS: u64 = 2_000;
+/// How long links may take to write what is queued.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a connection is.
 #[derive(Default)]
@@ -109,7 +114,7 @@ pub(super) struct Owner {
 
 /// Where inputs come from.
 pub(super) struct Sources {
-    pub mesh: mpsc::Receiver<Input>,
+    pub mesh: Inputs,
     pub local: mpsc::Receiver<LocalInput>,
     pub opened: mpsc::Receiver<Opening>,
     pub stop: CancellationToken,
@@ -134,10 +139,12 @@ impl Owner {
                     self.inputs.push_back(Input::Shutdown);
                 }
                 Some(input) = sources.mesh.recv() => {
-                    self.inputs.push_back(input);
-                    while self.inputs.len() < MAX_BATCH {
-                        let Ok(input) = sources.mesh.try_recv() else { break };
-                        self.inputs.push_back(input);
+                    // Asking for the next one says that this one has been dealt with: its link
+                    // reads on only then.
+                    self.feed(input);
+                    for _ in 1..MAX_BATCH {
+                        let Some(input) = sources.mesh.try_recv() else { break };
+                        self.feed(input);
                     }
                 }
                 Some(input) = sources.local.recv() => {
@@ -168,6 +175,11 @@ impl Owner {
             .min()
             .unwrap_or(u64::MAX);
         self.node.next_deadline().min(waiting)
+    }
+
+    fn feed(&mut self, input: Input) {
+        self.inputs.push_back(input);
+        self.turn();
     }
 
     /// Feeds the node and carries out what it wants until it is quiet.
@@ -208,7 +220,10 @@ impl Owner {
                 emit(&event);
                 self.changed(&event);
             }
-            transport => self.hub.execute(transport),
+            transport => {
+                // Everything that is left concerns the network.
+                let _ = self.hub.execute(transport);
+            }
         }
     }
 
@@ -280,13 +295,8 @@ impl Owner {
             Ok(port) => port,
             Err(error) => {
                 drop(self.identities.close(agent));
-                let code = if super::is_descriptor_error(&error) {
-                    "limit_descriptors"
-                } else {
-                    "listener"
-                };
                 let error = ApiError::new(
-                    code,
+                    listener_code(&error),
                     format!("no data listener for the agent: {error}"),
                     "detach other agents or raise the descriptor limit (ulimit -n)",
                 );
@@ -480,7 +490,7 @@ impl Owner {
 
     /// Everything that has to end in order.
     pub(super) async fn finish(mut self, uptime_ms: u64) {
-        self.hub.shutdown().await;
+        self.hub.shutdown(CLOSE_WITHIN).await;
         for (agent, hosted) in std::mem::take(&mut self.hosted) {
             if !hosted.ephemeral {
                 // The thread releases what is left when it ends.
@@ -488,6 +498,18 @@ impl Owner {
             }
         }
         emit(&logging::event("stopped").with("uptime_ms", uptime_ms));
+    }
+}
+
+/// Running out of descriptors has a code of its own: it can be mended.
+fn listener_code(error: &AddDeviceError) -> &'static str {
+    match error {
+        AddDeviceError::Bind(BindError::Failed { error, .. })
+            if super::is_descriptor_error(error) =>
+        {
+            "limit_descriptors"
+        }
+        error => error.code(),
     }
 }
 

@@ -440,7 +440,7 @@ impl Owner {
         self.opening_slots.push(base);
         let opened = self.identities.open(request);
         let opening = self.opening.clone();
-        self.hub.spawn(async move {
+        tokio::spawn(async move {
             let result = opened.await.unwrap_or_else(|_| {
                 Err(super::identities::OpenError {
                     code: "identities_busy",

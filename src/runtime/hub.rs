@@ -1,36 +1,514 @@
-//! stub
+//! The transport of the daemon: every listener, dial, link and datagram of all hosted devices. The
+//! node's outputs that concern the network go in by [`Hub::execute`], which never waits; what
+//! happens comes out of [`Inputs`]. Knows no message.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::dial::{DIAL_LOOPBACK, DIAL_NETWORK, dial};
+use super::link::{self, ClosedReason, InputSender, Inputs, Link, LinkLimits, LinkShared};
+use super::listener::{BindError, Door, Handshakes, SourceGuard, Sources, accept, bind};
+use super::origin::Origins;
+use super::tls::{DeviceTls, TlsError};
+use super::udp::{FirstContact, UdpError, watch_addresses};
 use crate::identity::certificate::Certificate;
 use crate::identity::device::{DeviceId, DeviceKey};
-use crate::mesh::node::{Input, Output};
-use std::net::SocketAddr;
-use tokio::sync::mpsc;
-#[allow(missing_docs)]
-pub struct HubConfig {
-    pub port: u16,
-    pub first_contact_port: Option<u16>,
-    pub broadcast: bool,
+use crate::mesh::node::{DialId, DialTarget, Input, Output};
+use crate::mesh::session::{Origin, SessionId, SessionKind};
+
+/// Open links. The node keeps 16,384 sessions; as many again may be about to be refused by it.
+pub const MAX_LINKS: usize = 32_768;
+
+/// The bounds of the transport. The defaults are for use, others for tests.
+#[derive(Clone, Debug)]
+pub struct TransportLimits {
+    /// Bounds of each link.
+    pub link: LinkLimits,
+    /// Inputs that wait for the node.
+    pub inputs: usize,
+    /// Open links; beyond them nothing is accepted.
+    pub links: usize,
+    /// An accepted connection's TLS handshake.
+    pub handshake: Duration,
+    /// Handshakes under way on loopback listeners.
+    pub local_handshakes: usize,
+    /// Handshakes under way on the network's listener.
+    pub network_handshakes: usize,
+    /// A handshake older than this makes room when all places are taken.
+    pub handshake_own_time: Duration,
+    /// Connections of one other machine, open or in their handshake.
+    pub per_source: usize,
+    /// A dial on this machine, handshake included.
+    pub dial_loopback: Duration,
+    /// A dial of another machine.
+    pub dial_network: Duration,
 }
-#[allow(missing_docs)]
-pub struct Hub {}
-#[allow(missing_docs)]
+
+impl Default for TransportLimits {
+    fn default() -> Self {
+        Self {
+            link: LinkLimits::default(),
+            // Small frames take at most 64 MiB here; large ones are counted by themselves.
+            inputs: 1024,
+            links: MAX_LINKS,
+            handshake: Duration::from_secs(10),
+            // A few milliseconds of work each.
+            local_handshakes: 256,
+            network_handshakes: 64,
+            // Ten times what a busy reference peer needs.
+            handshake_own_time: Duration::from_secs(1),
+            // One machine's daemon has one device that dials, with up to three sessions.
+            per_source: 16,
+            dial_loopback: DIAL_LOOPBACK,
+            dial_network: DIAL_NETWORK,
+        }
+    }
+}
+
+/// What the hub is told at its start.
+#[derive(Clone, Debug)]
+pub struct HubOptions {
+    /// The daemon's own device, which the well-known port presents.
+    pub daemon: DeviceId,
+    /// The well-known port.
+    pub port: u16,
+    /// Bounds.
+    pub limits: TransportLimits,
+}
+
+/// A device cannot be taken into service.
+#[derive(Debug, thiserror::Error)]
+pub enum AddDeviceError {
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Its listener.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// It is in service.
+    #[error("the device is in service already")]
+    Known,
+    /// A listener was asked for by a device that is not in service.
+    #[error("the device is not in service")]
+    Unknown,
+}
+
+impl AddDeviceError {
+    /// Stable code of this error.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Tls(error) => error.code(),
+            Self::Bind(error) => error.code(),
+            Self::Known => "device_in_service",
+            Self::Unknown => "device_not_in_service",
+        }
+    }
+}
+
+/// Numbers for status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TransportStatus {
+    /// Devices with a listener.
+    pub devices: usize,
+    /// Open links.
+    pub links: usize,
+    /// Accepted connections whose handshake has not ended.
+    pub handshakes: usize,
+    /// Accepted connections that did not become links.
+    pub refused: u64,
+    /// Frames ignored because of their type or shape.
+    pub frames_dropped: u64,
+    /// Memory of frames that wait to be written, in bytes.
+    pub queued_bytes: usize,
+    /// Whether first contact runs.
+    pub first_contact: bool,
+    /// Whether its multicast group is joined.
+    pub multicast: bool,
+    /// The system does not tell who owns a local connection: all count as our own user's.
+    pub origin_blind: bool,
+}
+
+/// What the tasks of the transport share.
+pub(super) struct Context {
+    pub(super) limits: TransportLimits,
+    pub(super) inputs: InputSender,
+    pub(super) tracker: TaskTracker,
+    pub(super) origins: Origins,
+    pub(super) local_handshakes: Arc<Handshakes>,
+    pub(super) network_handshakes: Arc<Handshakes>,
+    pub(super) sources: Arc<Sources>,
+    links: Mutex<HashMap<SessionId, Arc<Link>>>,
+    shared: Arc<LinkShared>,
+    next_session: AtomicU64,
+    refused: AtomicU64,
+    /// Ends listeners, dials and datagrams.
+    stop: CancellationToken,
+    /// Ends links without a word.
+    abort: CancellationToken,
+}
+
+impl Context {
+    pub(super) fn has_room(&self) -> bool {
+        self.links.lock().len() < self.limits.links
+    }
+
+    pub(super) fn refused(&self, kind: SessionKind, reason: &'static str) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(event = "connection_refused", kind = kind.as_str(), reason);
+    }
+
+    /// Makes a link of an authenticated connection, tells the node, and at its end again.
+    pub(super) fn open(
+        self: &Arc<Self>,
+        stream: TlsStream<TcpStream>,
+        origin: Origin,
+        source: Option<SourceGuard>,
+        announce: impl FnOnce(SessionId) -> Input,
+    ) {
+        let id = SessionId(self.next_session.fetch_add(1, Ordering::Relaxed));
+        let link = Arc::new(Link::new(id, origin == Origin::SameUser, &self.shared));
+        self.links.lock().insert(id, Arc::clone(&link));
+        let announce = announce(id);
+        let context = Arc::clone(self);
+        self.tracker.spawn(async move {
+            let reason = tokio::select! {
+                reason = link::run(stream, &link, announce, &context.inputs) => reason,
+                () = context.abort.cancelled() => ClosedReason::Shutdown,
+            };
+            context.links.lock().remove(&id);
+            link.close(reason);
+            drop((link, source));
+            let closed = Input::Closed { session: id, reason: reason.as_str() };
+            tokio::select! {
+                _ = context.inputs.send(closed) => {}
+                () = context.abort.cancelled() => {}
+            }
+        });
+    }
+
+    fn link(&self, session: SessionId) -> Option<Arc<Link>> {
+        self.links.lock().get(&session).cloned()
+    }
+
+    /// Hands an input to the node without waiting for room here.
+    fn tell(self: &Arc<Self>, input: Input) {
+        let inputs = self.inputs.clone();
+        self.tracker.spawn(async move { inputs.send(input).await });
+    }
+}
+
+/// A device in service.
+struct Device {
+    tls: DeviceTls,
+    port: u16,
+    /// Ends its listeners and dials.
+    closed: CancellationToken,
+}
+
+/// The well-known port's listener, or an attempt at it.
+struct Port {
+    closed: CancellationToken,
+    held: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+/// The transport. Dropping it ends everything; [`Hub::shutdown`] does so politely.
+pub struct Hub {
+    context: Arc<Context>,
+    daemon: DeviceId,
+    well_known: u16,
+    devices: Mutex<HashMap<DeviceId, Device>>,
+    port: Mutex<Option<Port>>,
+    first_contact: Mutex<Option<Arc<FirstContact>>>,
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.context.stop.cancel();
+        self.context.abort.cancel();
+    }
+}
+
 impl Hub {
-    pub fn new(_: HubConfig, _: mpsc::Sender<Input>, _: DeviceId) -> Self {
-        Self {}
+    /// A transport without devices, and the queue that the node's owner reads.
+    #[must_use]
+    pub fn new(options: HubOptions) -> (Self, Inputs) {
+        let HubOptions { daemon, port, limits } = options;
+        let (sender, inputs) = link::inputs(limits.inputs);
+        let context = Context {
+            inputs: sender,
+            tracker: TaskTracker::new(),
+            origins: Origins::default(),
+            local_handshakes: Handshakes::new(limits.local_handshakes, limits.handshake_own_time),
+            network_handshakes: Handshakes::new(
+                limits.network_handshakes,
+                limits.handshake_own_time,
+            ),
+            sources: Sources::new(limits.per_source),
+            links: Mutex::default(),
+            shared: Arc::new(LinkShared::new(limits.link.clone())),
+            next_session: AtomicU64::new(1),
+            refused: AtomicU64::new(0),
+            stop: CancellationToken::new(),
+            abort: CancellationToken::new(),
+            limits,
+        };
+        let hub = Self {
+            context: Arc::new(context),
+            daemon,
+            well_known: port,
+            devices: Mutex::default(),
+            port: Mutex::default(),
+            first_contact: Mutex::default(),
+        };
+        (hub, inputs)
     }
-    pub fn add_device(&mut self, _: &DeviceKey, _: &Certificate) -> std::io::Result<u16> {
-        Ok(0)
+
+    /// Another way into the node's queue, for whoever has inputs of their own.
+    #[must_use]
+    pub fn sender(&self) -> InputSender {
+        self.context.inputs.clone()
     }
-    pub fn remove_device(&mut self, _: &DeviceId) {}
-    pub fn listen_network(&mut self, _: SocketAddr) -> std::io::Result<u16> {
-        Ok(0)
+
+    /// Takes a device into service: binds its data listener on loopback and returns the port. The
+    /// node should hear of the device before it reads further inputs.
+    ///
+    /// # Errors
+    /// [`AddDeviceError`].
+    pub fn add_device(
+        &self,
+        key: &DeviceKey,
+        certificate: &Certificate,
+    ) -> Result<u16, AddDeviceError> {
+        let tls = DeviceTls::new(key, certificate)?;
+        let mut devices = self.devices.lock();
+        if devices.contains_key(&key.id()) {
+            return Err(AddDeviceError::Known);
+        }
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let closed = self.context.stop.child_token();
+        let bound =
+            self.open_door(address, tls.clone(), SessionKind::DataAccepted, closed.clone())?;
+        let port = bound.port();
+        devices.insert(key.id(), Device { tls, port, closed });
+        Ok(port)
     }
-    pub fn start_first_contact(&mut self) {}
-    pub fn first_contact_problem(&self) -> Option<String> {
+
+    /// Closes a device's listeners and gives up its dials. Its links are closed by the node.
+    pub fn remove_device(&self, device: &DeviceId) {
+        if let Some(device) = self.devices.lock().remove(device) {
+            device.closed.cancel();
+        }
+    }
+
+    /// The data port of a device in service.
+    #[must_use]
+    pub fn data_port(&self, device: &DeviceId) -> Option<u16> {
+        self.devices.lock().get(device).map(|device| device.port)
+    }
+
+    /// Opens the `--listen` listener, for the daemon's device (decision 14), and returns what was
+    /// bound.
+    ///
+    /// # Errors
+    /// [`AddDeviceError::Bind`], [`AddDeviceError::Unknown`].
+    pub fn listen_network(&self, address: SocketAddr) -> Result<SocketAddr, AddDeviceError> {
+        let (tls, closed) = self.device(&self.daemon).ok_or(AddDeviceError::Unknown)?;
+        Ok(self.open_door(address, tls, SessionKind::NetworkAccepted, closed)?)
+    }
+
+    /// Starts first contact on UDP `port`, and tells the node the machine's addresses from now on.
+    /// Without the socket the daemon goes on. `broadcast: false`: nothing leaves the machine.
+    ///
+    /// # Errors
+    /// [`UdpError`].
+    pub fn start_first_contact(&self, port: u16, broadcast: bool) -> Result<u16, UdpError> {
+        let Context { tracker, inputs, stop, .. } = &*self.context;
+        tracker.spawn(watch_addresses(inputs.clone(), stop.clone()));
+        let socket = Arc::new(FirstContact::bind(port, broadcast)?);
+        tracker.spawn(Arc::clone(&socket).receive(inputs.clone(), stop.clone()));
+        let port = socket.port();
+        *self.first_contact.lock() = Some(socket);
+        Ok(port)
+    }
+
+    /// Carries out what concerns the network, without waiting; hands back what does not.
+    pub fn execute(&self, output: Output) -> Option<Output> {
+        match output {
+            Output::Send { session, frame } => {
+                if let Some(link) = self.context.link(session) {
+                    link.send(frame);
+                }
+            }
+            Output::Close { session, reason } => {
+                if let Some(link) = self.context.link(session) {
+                    link.close(ClosedReason::Requested(reason));
+                }
+            }
+            Output::Admitted { session } => {
+                if let Some(link) = self.context.link(session) {
+                    link.admit();
+                }
+            }
+            Output::Dial { dial, local, target, expect: _ } => self.dial(dial, local, target),
+            Output::BindPort => self.bind_port(),
+            Output::ReleasePort => self.release_port(),
+            Output::Datagram { group, broadcast } => {
+                if let Some(socket) = &*self.first_contact.lock() {
+                    socket.send(&group, &broadcast);
+                }
+            }
+            other => return Some(other),
+        }
         None
     }
-    pub fn execute(&mut self, _: Output) {}
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        tokio::spawn(task);
+
+    /// Numbers for status.
+    #[must_use]
+    pub fn status(&self) -> TransportStatus {
+        let context = &self.context;
+        let multicast = self.first_contact.lock().as_ref().map(|socket| socket.group);
+        TransportStatus {
+            devices: self.devices.lock().len(),
+            links: context.links.lock().len(),
+            handshakes: context.local_handshakes.running() + context.network_handshakes.running(),
+            refused: context.refused.load(Ordering::Relaxed),
+            frames_dropped: context.shared.frames_dropped(),
+            queued_bytes: context.shared.queued_bytes(),
+            first_contact: multicast.is_some(),
+            multicast: multicast.unwrap_or(false),
+            origin_blind: context.origins.is_blind(),
+        }
     }
-    pub async fn shutdown(&mut self) {}
+
+    /// Ends everything: listeners and dials at once, links when what is queued has been written. What
+    /// is left after `within` is cut off. Somebody should go on reading [`Inputs`] meanwhile.
+    pub async fn shutdown(&self, within: Duration) {
+        let context = &self.context;
+        context.stop.cancel();
+        let links: Vec<_> = context.links.lock().values().cloned().collect();
+        for link in links {
+            link.close(ClosedReason::Shutdown);
+        }
+        context.tracker.close();
+        if timeout(within, context.tracker.wait()).await.is_err() {
+            context.abort.cancel();
+            context.tracker.wait().await;
+        }
+    }
+
+    fn device(&self, device: &DeviceId) -> Option<(DeviceTls, CancellationToken)> {
+        let devices = self.devices.lock();
+        devices.get(device).map(|device| (device.tls.clone(), device.closed.clone()))
+    }
+
+    fn open_door(
+        &self,
+        address: SocketAddr,
+        tls: DeviceTls,
+        kind: SessionKind,
+        closed: CancellationToken,
+    ) -> Result<SocketAddr, BindError> {
+        let listener = bind(address)?;
+        let bound = listener.local_addr().map_err(|error| BindError::Failed { address, error })?;
+        let door = Door { listener, tls, kind, closed };
+        self.context.tracker.spawn(accept(door, Arc::clone(&self.context)));
+        Ok(bound)
+    }
+
+    fn dial(&self, id: DialId, local: DeviceId, target: DialTarget) {
+        let context = Arc::clone(&self.context);
+        let Some((tls, closed)) = self.device(&local) else {
+            context.tell(Input::DialFailed { dial: id, reason: "not_in_service" });
+            return;
+        };
+        let tracker = context.tracker.clone();
+        tracker.spawn(async move {
+            let dialled = tokio::select! {
+                () = closed.cancelled() => Err("not_in_service"),
+                dialled = dial(&tls, target, &context) => dialled,
+            };
+            match dialled {
+                Ok(dialled) => {
+                    let (remote, origin) = (dialled.remote, dialled.origin);
+                    context.open(dialled.stream, origin, None, |session| Input::Dialled {
+                        dial: id,
+                        session,
+                        remote,
+                        origin,
+                    });
+                }
+                Err(reason) => {
+                    context.inputs.send(Input::DialFailed { dial: id, reason }).await;
+                }
+            }
+        });
+    }
+
+    fn bind_port(&self) {
+        let context = &self.context;
+        let mut port = self.port.lock();
+        let before = match port.take() {
+            Some(current) if !current.closed.is_cancelled() => {
+                // An attempt under way answers by itself.
+                if current.held.load(Ordering::Acquire) {
+                    context.tell(Input::PortBound);
+                }
+                *port = Some(current);
+                return;
+            }
+            before => before,
+        };
+        let Some((tls, closed)) = self.device(&self.daemon) else {
+            context.tell(Input::PortBindFailed { in_use: false });
+            return;
+        };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.well_known));
+        let closed = closed.child_token();
+        let held = Arc::new(AtomicBool::new(false));
+        let task = {
+            let (context, closed, held) = (Arc::clone(context), closed.clone(), Arc::clone(&held));
+            async move {
+                // Our own listener of a moment ago would be in the way.
+                if let Some(before) = before {
+                    let _ = before.task.await;
+                }
+                match bind(address) {
+                    Ok(listener) => {
+                        held.store(true, Ordering::Release);
+                        context.inputs.send(Input::PortBound).await;
+                        let kind = SessionKind::PortAccepted;
+                        accept(Door { listener, tls, kind, closed }, context).await;
+                    }
+                    Err(error) => {
+                        closed.cancel();
+                        let in_use = error.is_in_use();
+                        context.inputs.send(Input::PortBindFailed { in_use }).await;
+                    }
+                }
+            }
+        };
+        *port = Some(Port { closed, held, task: context.tracker.spawn(task) });
+    }
+
+    fn release_port(&self) {
+        if let Some(port) = &*self.port.lock() {
+            port.closed.cancel();
+        }
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -97,6 +97,7 @@ impl Node {
         session.enrolled = session.is_machine_local()
             && !matches!(kind, SessionKind::NetworkAccepted | SessionKind::NetworkDialled);
         let enrolled = session.enrolled;
+        self.outputs.push_back(Output::Admitted { session: id });
         self.routes.entry((local, remote)).or_default().push(id);
         let count = self.remotes.entry(remote).or_insert(0);
         *count += 1;

@@ -262,6 +262,11 @@ pub enum Output {
         /// A stable word.
         reason: &'static str,
     },
+    /// The peer has been let in and may send long frames.
+    Admitted {
+        /// Which.
+        session: SessionId,
+    },
     /// Bind the well-known port.
     BindPort,
     /// Close the listener on it.
