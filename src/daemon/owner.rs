@@ -33,6 +33,8 @@ use crate::store::Store;
 const MAX_BATCH: usize = 128;
 /// How long the daemon waits for peers to take note of its leaving.
 const DRAIN_MS: u64 = 2_000;
+/// How often conditions are looked at when nobody asks.
+const HEALTH_EVERY: Duration = Duration::from_secs(30);
 /// How long links may take to write what is queued.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
@@ -125,6 +127,7 @@ impl Owner {
     pub(super) async fn run(mut self, mut sources: Sources) -> Self {
         let mut drain_until: Option<u64> = None;
         let mut watchdog = super::watchdog();
+        let mut look_at_health = tokio::time::interval(HEALTH_EVERY);
         loop {
             let now = self.clock.now();
             if self.shutdown_ready || drain_until.is_some_and(|until| until <= now.mono) {
@@ -157,6 +160,7 @@ impl Owner {
                 Some(opening) = sources.opened.recv() => self.opened(opening),
                 () = self.ring.grown() => {}
                 () = watchdog.due() => {}
+                _ = look_at_health.tick() => drop(self.look_at_health()),
                 () = tokio::time::sleep_until(wake) => self.inputs.push_back(Input::Tick),
             }
             self.turn();

@@ -662,7 +662,11 @@ impl Owner {
                 types::AgentInfo {
                     id: record.id.hex(),
                     name: petname.clone().unwrap_or_else(|| record.name.clone()),
-                    names: types::Names { petname, own: some_text(&record.name), machine: None },
+                    names: types::Names {
+                        petname,
+                        own: some_text(&record.name),
+                        machine: view.machine_name,
+                    },
                     harness: record.harness,
                     cwd: some_text(&record.cwd),
                     status: status(record.status),

@@ -16,6 +16,7 @@ use super::super::wire::scope::{KIND_GROUP, Scope};
 use super::super::wire::token::{self, MintRequest};
 use super::{Node, Output, OwnAdvert};
 use crate::codec::cbor::{self, Value};
+use crate::codec::time::UnixMillis;
 use crate::identity::device::{DeviceId, DeviceKey};
 
 /// agent-comms release whose behaviour we have (decision 16).
@@ -48,6 +49,15 @@ pub(super) struct Adverts {
     machine: Option<String>,
     machine_name: Option<String>,
     minted_at: Option<u64>,
+}
+
+/// A machine that a device has proved to be on.
+pub(super) struct Machine {
+    proof: String,
+    claim: Option<String>,
+    machine: DeviceId,
+    name: Option<String>,
+    expires: UnixMillis,
 }
 
 impl Node {
@@ -267,7 +277,11 @@ impl Node {
             if device != remote && (!fronts || self.remotes.contains_key(&device)) {
                 continue;
             }
-            match self.directory.take(&advert, id, now.unix) {
+            let taken = self.directory.take(&advert, id, now.unix);
+            if matches!(taken, Taken::Fresh | Taken::PresenceChanged) {
+                self.judge_machine(device, now);
+            }
+            match taken {
                 Taken::PresenceChanged if device == remote => self.presence_heard(device, now),
                 Taken::PresenceChanged | Taken::Fresh if device != remote => {
                     self.relay_opened(device, now);
@@ -275,6 +289,52 @@ impl Node {
                 Taken::Refused => self.refuse(remote, "advert", "out_of_bounds"),
                 _ => {}
             }
+        }
+    }
+
+    /// Which machine a device proves to be on, and what that machine calls itself. Judged when the
+    /// advert came; a proof or claim that has run out since says nothing.
+    pub(super) fn machine_of(
+        &self,
+        device: &DeviceId,
+        now: Now,
+    ) -> (Option<DeviceId>, Option<&str>) {
+        match self.machines.get(device) {
+            Some(held) if held.expires > now.unix => (Some(held.machine), held.name.as_deref()),
+            _ => (None, None),
+        }
+    }
+
+    fn judge_machine(&mut self, device: DeviceId, now: Now) {
+        let agent = self.directory.get(&device).and_then(|entry| entry.agent.as_ref());
+        let Some(proof) = agent.and_then(|agent| agent.machine.clone()) else {
+            self.machines.remove(&device);
+            return;
+        };
+        let claim = agent.and_then(|agent| agent.machine_name.clone());
+        if self.machines.get(&device).is_some_and(|held| held.proof == proof && held.claim == claim)
+        {
+            return;
+        }
+        self.machines.remove(&device);
+        let Ok(token) = token::parse_membership_proof(&proof) else { return };
+        let context = token::VerifyContext {
+            now: now.unix,
+            bearer: Some(device),
+            revocations: &self.revocations,
+        };
+        // The proof names its issuer, and its path must be the signer: nobody need be known.
+        let Some(machine) = token.claims().map(|claims| claims.issuer) else { return };
+        let Ok(verified) = token::verify_membership_proof(&token, &context, &machine) else {
+            return;
+        };
+        let expires = verified.claims.expires;
+        let name = claim
+            .as_deref()
+            .and_then(|claim| NameClaim::verify(claim, &machine, now.unix).ok())
+            .map(|claim| claim.name);
+        if self.machines.len() < directory::MAX_DEVICES {
+            self.machines.insert(device, Machine { proof, claim, machine, name, expires });
         }
     }
 

@@ -10,7 +10,7 @@ use super::super::wire::claim::Claim;
 use super::super::wire::room_path::RoomPath;
 use super::{Counters, Node};
 use crate::codec::time::UnixMillis;
-use crate::identity::device::DeviceId;
+use crate::identity::device::{DeviceId, DeviceKey};
 use crate::identity::names;
 
 /// An agent as listed.
@@ -22,6 +22,8 @@ pub struct AgentView {
     pub local: bool,
     /// Machine it proves to be on.
     pub machine: Option<DeviceId>,
+    /// What that machine calls itself.
+    pub machine_name: Option<String>,
 }
 
 /// A room as listed.
@@ -150,8 +152,13 @@ impl Node {
         if !(local && record.status != AgentStatus::Offline) {
             record.status = status;
         }
-        let machine = if local { self.config.machine.as_ref().map(|key| key.id()) } else { None };
-        AgentView { record, local, machine }
+        let (machine, machine_name) = if local {
+            (self.config.machine.as_ref().map(DeviceKey::id), self.config.machine_name.clone())
+        } else {
+            let (machine, name) = self.machine_of(&record.id, now);
+            (machine, name.map(str::to_owned))
+        };
+        AgentView { record, local, machine, machine_name }
     }
 
     /// Rooms that `viewer` may see listed: secret ones only from inside.

@@ -233,6 +233,7 @@ impl Node {
             self.replica.remove_agent(&agent);
             self.own_queues.remove(&agent);
             self.directory.remove(&agent);
+            self.machines.remove(&agent);
         }
     }
 }
