@@ -251,7 +251,7 @@ mod tests {
         let status = event(json!({"seq": 5, "type": "delivery_status", "messageId": "m",
             "agent": "ab", "delivery": {"status": "queued", "reason": "timeout"}}));
         assert_eq!(event_line(&status), "5  message m to ab: queued timeout\n");
-        let unknown = event(json!({"seq": 6, "type": "new_thing", "b": 2, "a": "x"}));
+        let unknown = event(json!({"seq": 6, "type": "new_thing", "a": "x", "b": 2}));
         assert_eq!(event_line(&unknown), "6  new_thing a=x b=2\n");
     }
 }

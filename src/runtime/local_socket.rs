@@ -662,7 +662,7 @@ async fn accept(
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
-            Err(error) if is_clients_fault(&error) => continue,
+            Err(error) if has_gone(&error) => continue,
             Err(error) => {
                 if !shared.accept_paused.swap(true, Ordering::Relaxed) {
                     tracing::warn!(event = "local_accept_paused", %error);
@@ -711,13 +711,13 @@ async fn accept(
     }
 }
 
-/// Whether accepting failed because of the one client that has already gone away.
-fn is_clients_fault(error: &io::Error) -> bool {
+/// Whether something failed only because the client has gone away, e.g. with answers unread.
+fn has_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted
             | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::Interrupted
+            | io::ErrorKind::BrokenPipe
     )
 }
 
@@ -1011,6 +1011,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             match read {
                 Ok(0) => return Err(End::Closed),
                 Ok(_) => {}
+                Err(error) if has_gone(&error) => return Err(End::Closed),
                 Err(_) => return Err(End::Failed),
             }
         }
@@ -1167,6 +1168,7 @@ async fn write_lines(
         while !rest.is_empty() {
             match timeout(write_timeout, writer.write(rest)).await {
                 Err(_) => return Err(CloseReason::SLOW_CONSUMER),
+                Ok(Err(error)) if has_gone(&error) => return Err(CloseReason::CLIENT),
                 Ok(Err(_) | Ok(0)) => return Err(CloseReason::IO),
                 Ok(Ok(written)) => rest = rest.get(written..).unwrap_or_default(),
             }

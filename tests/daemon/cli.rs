@@ -95,20 +95,31 @@ async fn serve(
 ) -> Ran {
     let mut requests = Vec::new();
     let mut running = std::pin::pin!(running);
-    loop {
+    let mut ran = None;
+    let mut open = 0;
+    // To the last input, so that the next run finds none of this one's.
+    while ran.is_none() || open > 0 {
         let input = tokio::select! {
-            ran = &mut running => return Ran { requests, ..ran },
-            input = bench.inputs.recv() => input.unwrap(),
+            done = &mut running, if ran.is_none() => {
+                ran = Some(done);
+                continue;
+            }
+            input = bench.input() => input,
         };
-        if let LocalInput::Request { conn, id, request } = input {
-            let answer = match &request {
-                Request::Attach(_) => Ok(attached(Value::Null)),
-                other => answer(other),
-            };
-            requests.push(request);
-            bench.server.handle.reply(conn, &id, answer);
+        match input {
+            LocalInput::Connected { .. } => open += 1,
+            LocalInput::Disconnected { .. } => open -= 1,
+            LocalInput::Request { conn, id, request } => {
+                let answer = match &request {
+                    Request::Attach(_) => Ok(attached(Value::Null)),
+                    other => answer(other),
+                };
+                requests.push(request);
+                bench.server.handle.reply(conn, &id, answer);
+            }
         }
     }
+    Ran { requests, ..ran.unwrap() }
 }
 
 fn attached(reason: Value) -> Value {
