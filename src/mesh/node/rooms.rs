@@ -28,8 +28,9 @@ use crate::identity::device::DeviceId;
 
 /// Life of a room token (`rooms.md` 3.1).
 pub const ROOM_TOKEN_LIFE_MS: u64 = 30 * 24 * 3600 * 1000;
-/// Bytes of text in one message: fits a reference peer's frames with room for the token.
-pub const MAX_TEXT_BYTES: usize = 256 * 1024;
+/// Bytes of text in one message, in and out: with every byte escaped it still fits a line of the
+/// local API.
+pub const MAX_TEXT_BYTES: usize = 128 * 1024;
 /// Bytes of a message id; real ones have 16.
 const MAX_MESSAGE_ID_BYTES: usize = 64;
 /// Message ids in one receipt.
@@ -505,6 +506,9 @@ impl Node {
         let Some(key) = event.message_key() else {
             return Answer::Now(error("malformed_params"));
         };
+        if params.get("text").and_then(Value::as_text).is_some_and(|t| t.len() > MAX_TEXT_BYTES) {
+            return Answer::Now(error("too_large"));
+        }
         // A retry whose first attempt did arrive.
         if self.agent(&local).is_some_and(|held| held.mailbox.has_seen(&key)) {
             return Answer::Now(ok());
