@@ -306,7 +306,8 @@ impl Node {
                 self.show(agent, DeliveryEvent::MemberLeft { room: path.to_string(), agent }, now);
                 continue;
             }
-            if !after.contains(&agent) {
+            // One that has just come in is told by `room_members`.
+            if !after.contains(&agent) || !before.contains(&agent) {
                 continue;
             }
             for member in &after {

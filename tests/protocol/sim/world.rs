@@ -1168,6 +1168,8 @@ impl World {
                 }
             }
             Output::Close { session, reason } => self.close_end(host, session, reason),
+            // Frame limits are the transport's.
+            Output::Admitted { .. } => {}
             Output::BindPort => {
                 let listener = Listener::Well { machine };
                 let taken = self.listeners.contains_key(&listener);
