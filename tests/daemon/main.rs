@@ -6,5 +6,7 @@
 mod bench;
 mod cli;
 mod contrib;
+mod daemon;
 mod events;
 mod local_socket;
+mod mesh;
