@@ -10,3 +10,4 @@ mod daemon;
 mod events;
 mod local_socket;
 mod mesh;
+mod namespaces;

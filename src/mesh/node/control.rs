@@ -81,6 +81,12 @@ impl Node {
         self.announce_device(id, now);
         self.agent_returned(id, now);
         self.show_status(id, AgentStatus::Active, now);
+        // Machines that already wait are any agent's to decide on, also one that comes later.
+        let waiting: Vec<DeliveryEvent> =
+            self.mesh_decisions.values().filter_map(|decision| decision.event.clone()).collect();
+        for event in waiting {
+            self.show(id, event, now);
+        }
     }
 
     pub(super) fn remove_device(&mut self, id: DeviceId, now: Now) {
@@ -159,6 +165,7 @@ impl Node {
         let id = known.unwrap_or(fresh);
         let decision = agent.decisions.entry(id.clone()).or_insert_with(|| Decision {
             id,
+            event: None,
             path: Some(path.clone()),
             requester: from,
             at: now.unix,
@@ -334,8 +341,16 @@ impl Node {
             return false;
         }
         let id = self.decision_id();
+        let event = DeliveryEvent::ConnectionRequest {
+            connection_id: remote.hex(),
+            peer_id: remote,
+            data_port: card.data_port,
+            name: truncate_chars(&card.name, MAX_NAME_CHARS).to_owned(),
+            fingerprint: truncate_chars(&card.fingerprint, MAX_FINGERPRINT_CHARS).to_owned(),
+        };
         let decision = Decision {
             id: id.clone(),
+            event: Some(event.clone()),
             path: None,
             requester: remote,
             at: now.unix,
@@ -346,14 +361,7 @@ impl Node {
         self.mesh_decisions.insert(id, decision);
         self.log(LogEvent::new("connection_requested").with("device", remote));
         for agent in self.agent_ids() {
-            let event = DeliveryEvent::ConnectionRequest {
-                connection_id: remote.hex(),
-                peer_id: remote,
-                data_port: card.data_port,
-                name: truncate_chars(&card.name, MAX_NAME_CHARS).to_owned(),
-                fingerprint: truncate_chars(&card.fingerprint, MAX_FINGERPRINT_CHARS).to_owned(),
-            };
-            self.show(agent, event, now);
+            self.show(agent, event.clone(), now);
         }
         true
     }

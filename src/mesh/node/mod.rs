@@ -396,6 +396,8 @@ pub(super) enum Answer {
 /// A decision somebody waits for.
 struct Decision {
     pub id: String,
+    /// What agents that come later are shown.
+    pub event: Option<DeliveryEvent>,
     pub path: Option<RoomPath>,
     pub requester: DeviceId,
     pub at: UnixMillis,
