@@ -15,6 +15,7 @@ use crate::mesh::node::{
 use crate::mesh::records::{self, AgentRecord};
 use crate::mesh::wire::room_path::RoomPath;
 use crate::runtime::local_socket::ConnId;
+use crate::runtime::sys;
 
 /// Hex digits that name an agent at least (decision: `interface.md`).
 const MIN_PREFIX: usize = 8;
@@ -416,6 +417,10 @@ impl Owner {
             self.attach_later.push((base, conn, id, params));
             return;
         }
+        if let Some(error) = self.no_descriptors() {
+            self.local.reply(conn, &id, Err(error));
+            return;
+        }
         let key = params.key.as_ref().map_or(params.cwd.clone(), |key| key.as_str().to_owned());
         let request = super::identities::SlotRequest {
             harness: params.harness.as_str().to_owned(),
@@ -436,6 +441,24 @@ impl Owner {
             // The owner may have ended; then nobody waits for the slot.
             let _ = opening.send(Opening { conn, id, params, result }).await;
         });
+    }
+
+    /// Why another agent would not fit, if it would not: it needs a listener, its files for a
+    /// moment, and up to three sessions with each peer (decision 24).
+    fn no_descriptors(&self) -> Option<ApiError> {
+        /// Listener, identity files and what the process needs besides.
+        const OWN: u64 = 8;
+        const SESSIONS_PER_PEER: u64 = 3;
+        let open = sys::open_descriptors()?;
+        let limit = sys::descriptor_limit().soft;
+        let needs = OWN + SESSIONS_PER_PEER * self.node.peer_count() as u64;
+        (open + needs > limit).then(|| {
+            ApiError::new(
+                "limit_descriptors",
+                format!("{open} of {limit} descriptors are open, and an agent needs {needs} more"),
+                "detach other agents or raise the descriptor limit (LimitNOFILE= or ulimit -n)",
+            )
+        })
     }
 
     /// The name of an agent coming into service: asked for, or the one it had, or the harness's.

@@ -8,6 +8,7 @@ mod cli;
 mod contrib;
 mod daemon;
 mod events;
+mod limits;
 mod local_socket;
 mod mesh;
 mod namespaces;
