@@ -114,11 +114,11 @@ impl Node {
         match kind {
             SessionKind::DataAccepted => {
                 self.send_state_sync(id, now);
-                self.send_peer_list(id);
+                self.send_peer_list(id, now);
             }
-            SessionKind::DataDialled => self.send_own_record(id),
+            SessionKind::DataDialled => self.send_own_record(id, now),
             SessionKind::NetworkAccepted | SessionKind::NetworkDialled => {
-                self.send_own_record(id);
+                self.send_own_record(id, now);
                 self.send_full_advert(id, now);
             }
             SessionKind::PortAccepted | SessionKind::PortDialled => {}
@@ -317,16 +317,9 @@ impl Node {
         self.request_on(session, request, Purpose::Nothing, deadline);
     }
 
-    /// Tells every peer of one of our devices, once each. `private` leaves out everybody who does
-    /// not run under our user.
-    pub(super) fn broadcast(
-        &mut self,
-        local: DeviceId,
-        message: &MeshMessage,
-        private: bool,
-        now: Now,
-    ) {
-        self.broadcast_to(local, message, now, |session, _| !private || session.is_same_user());
+    /// Tells every peer of one of our devices, once each.
+    pub(super) fn broadcast(&mut self, local: DeviceId, message: &MeshMessage, now: Now) {
+        self.broadcast_to(local, message, now, |_, _| true);
     }
 
     /// Tells those peers of one of our devices that `choose` picks.
