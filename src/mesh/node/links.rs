@@ -115,14 +115,14 @@ impl Node {
         match kind {
             SessionKind::DataAccepted => {
                 self.send_state_sync(id, now);
-                self.send_peer_list(id);
+                self.send_peer_list(id, now);
             }
-            SessionKind::DataDialled => self.send_own_record(id),
+            SessionKind::DataDialled => self.send_own_record(id, now),
             SessionKind::NetworkAccepted | SessionKind::NetworkDialled => {
-                self.send_own_record(id);
+                self.send_own_record(id, now);
                 self.send_full_advert(id, now);
             }
-            SessionKind::Relayed => self.send_own_record(id),
+            SessionKind::Relayed => self.send_own_record(id, now),
             SessionKind::PortAccepted | SessionKind::PortDialled => {}
         }
         self.peer_returned(local, remote, now);
@@ -321,16 +321,9 @@ impl Node {
         self.request_on(session, request, Purpose::Nothing, deadline);
     }
 
-    /// Tells every peer of one of our devices, once each. `private` leaves out everybody who does
-    /// not run under our user.
-    pub(super) fn broadcast(
-        &mut self,
-        local: DeviceId,
-        message: &MeshMessage,
-        private: bool,
-        now: Now,
-    ) {
-        self.broadcast_to(local, message, now, |session, _| !private || session.is_same_user());
+    /// Tells every peer of one of our devices, once each.
+    pub(super) fn broadcast(&mut self, local: DeviceId, message: &MeshMessage, now: Now) {
+        self.broadcast_to(local, message, now, |_, _| true);
     }
 
     /// Tells those peers of one of our devices that `choose` picks.

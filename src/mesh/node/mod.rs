@@ -423,6 +423,10 @@ struct Agent {
     pub consents: BTreeMap<DeviceId, Consent>,
     pub decisions: BTreeMap<String, Decision>,
     pub shown: BTreeMap<RoomPath, BTreeMap<DeviceId, super::records::AgentStatus>>,
+    /// Events that were shown but could not be stored: their senders keep them.
+    pub unstored: BTreeSet<u64>,
+    /// Rooms whose owner has been told that we leave.
+    pub leaving: BTreeSet<RoomPath>,
 }
 
 /// A device of ours in service.
@@ -449,11 +453,20 @@ enum Op {
     Plain { reply_by: u64 },
 }
 
-/// Waits for the store (or the client's acknowledgement) before a request is answered ok.
+/// Waits for the store (or the client's acknowledgement) before requests are answered ok: the
+/// first attempt of a sender and those that repeat it.
 struct Stored {
     agent: DeviceId,
     seq: u64,
-    answer: Option<AnswerTo>,
+    answers: Vec<AnswerTo>,
+}
+
+/// When copies are handed over to a recipient that is back (monotonic ms).
+#[derive(Clone, Copy)]
+struct HandOver {
+    at: u64,
+    /// Until then their authors come first, where they are here.
+    author_until: u64,
 }
 
 /// The mesh peer of one daemon.
@@ -476,7 +489,7 @@ pub struct Node {
     revocations: RevocationView,
     tokens: TokenCache,
     copies: Copies,
-    hand_overs: BTreeMap<DeviceId, u64>,
+    hand_overs: BTreeMap<DeviceId, HandOver>,
     own_queues: BTreeMap<DeviceId, Vec<DeliveryEvent>>,
     contradicted: BTreeMap<DeviceId, u64>,
     mesh_decisions: BTreeMap<String, Decision>,
@@ -683,6 +696,14 @@ impl Node {
         self.devices.get_mut(id)?.agent.as_mut()
     }
 
+    /// An agent of ours, in service or not.
+    fn kept_agent_mut(&mut self, id: &DeviceId) -> Option<&mut Agent> {
+        match self.devices.get_mut(id).and_then(|device| device.agent.as_mut()) {
+            Some(agent) => Some(agent),
+            None => self.parked.get_mut(id),
+        }
+    }
+
     fn record(&self, id: &DeviceId) -> Option<&AgentRecord> {
         self.replica.agent(id)
     }
@@ -735,6 +756,8 @@ impl Agent {
             consents: BTreeMap::new(),
             decisions: BTreeMap::new(),
             shown: BTreeMap::new(),
+            unstored: BTreeSet::new(),
+            leaving: BTreeSet::new(),
         }
     }
 }

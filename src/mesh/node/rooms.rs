@@ -50,9 +50,27 @@ impl Node {
         token: Option<&ParsedToken>,
         now: Now,
     ) -> bool {
-        let Some(token) = token else { return false };
+        // A revocation can be missed (a restart, a session that does not read it); the owner's
+        // record says the same.
+        if self.replica.put_out_by_owner(path, &from)
+            && !self.replica.room(path).is_some_and(|room| room.is_invited(&from))
+        {
+            return false;
+        }
+        token.is_some_and(|token| self.is_good_room_token(local, from, path, token, now))
+    }
+
+    /// Whether `token` lets `bearer` into this room, as `local` would judge it.
+    fn is_good_room_token(
+        &self,
+        local: DeviceId,
+        bearer: DeviceId,
+        path: &RoomPath,
+        token: &ParsedToken,
+        now: Now,
+    ) -> bool {
         let context =
-            VerifyContext { now: now.unix, bearer: Some(from), revocations: &self.revocations };
+            VerifyContext { now: now.unix, bearer: Some(bearer), revocations: &self.revocations };
         token::verify_room_token(token, &context, path, &local, token::DmRule::Verifier).is_ok()
     }
 
@@ -164,6 +182,11 @@ impl Node {
         };
         if owner != local {
             return Answer::Now(error("not_owner"));
+        }
+        // One that a restart has made us forget is still ours by its token.
+        let existed = self.agent(&local).is_some_and(|held| held.tokens.contains_key(&path));
+        if self.replica.room(&path).is_none() && !existed {
+            return Answer::Now(error("room_not_found"));
         }
         let put_out = self.replica.put_out_by_owner(&path, &from);
         let admitted = self.replica.room(&path).is_some_and(|room| {
@@ -301,6 +324,11 @@ impl Node {
         for agent in self.agent_ids() {
             if before.contains(&agent) && !after.contains(&agent) && speaker != agent {
                 // Put out by the owner: the token is revoked, and a join has to ask again.
+                let leaving = self.agent(&agent).is_some_and(|held| held.leaving.contains(path));
+                if leaving {
+                    // By its own wish; what else there is to do follows the owner's answer.
+                    continue;
+                }
                 self.give_up_token(agent, path);
                 self.unsubscribe(agent, path, now);
                 self.show(agent, DeliveryEvent::MemberLeft { room: path.to_string(), agent }, now);
@@ -512,7 +540,7 @@ impl Node {
         }
         // A retry whose first attempt did arrive.
         if self.agent(&local).is_some_and(|held| held.mailbox.has_seen(&key)) {
-            return Answer::Now(ok());
+            return self.repeated(local, &key, to);
         }
         self.remember(&event);
         match self.push_event(local, event, Some(to), now) {
@@ -627,7 +655,7 @@ impl Node {
             return error("malformed_params");
         }
         let parsed = self.tokens.get_or_parse(&token);
-        if !self.is_authorised(local, local, &path, Some(&parsed), now) {
+        if !self.is_good_room_token(local, local, &path, &parsed, now) {
             return error("unauthorized");
         }
         let text = |map: Option<&Value>, key: &str| {
@@ -718,6 +746,19 @@ impl Node {
                 record.subscribed_rooms.push(id);
             }
             self.broadcast_own_record(agent, now);
+        }
+    }
+
+    /// Our agents that are in a room by its record, and hold its token, say so in their own.
+    pub(super) fn subscribe_members(&mut self, path: &RoomPath, now: Now) {
+        let members: Vec<DeviceId> = match self.replica.room(path) {
+            Some(room) => room.members.clone(),
+            None => return,
+        };
+        for member in members {
+            if self.agent(&member).is_some_and(|held| held.tokens.contains_key(path)) {
+                self.subscribe(member, path, now);
+            }
         }
     }
 
@@ -822,7 +863,7 @@ impl Node {
             .and_then(|token| CoseSign1::from_value(token.clone()).ok())
             .filter(|token| {
                 let parsed = self.tokens.get_or_parse(token);
-                self.is_authorised(agent, agent, &path, Some(&parsed), now)
+                self.is_good_room_token(agent, agent, &path, &parsed, now)
             });
         let Some(token) = token else {
             let what =
@@ -1018,6 +1059,9 @@ impl Node {
             scope: Scope { kind: "room".into(), path: Some(path.to_string()) },
             token: Some(token),
         };
+        if let Some(held) = self.agent_mut(&agent) {
+            held.leaving.insert(path.clone());
+        }
         self.ops.insert(op, Op::Plain { reply_by: now.mono + REQUEST_TIMEOUT_MS + 1_000 });
         let deadline = Some(now.mono + REQUEST_TIMEOUT_MS);
         self.request(agent, owner, request, Purpose::Leave { agent, path, op }, deadline);
@@ -1032,6 +1076,9 @@ impl Node {
         now: Now,
     ) {
         self.ops.remove(&op);
+        if let Some(held) = self.agent_mut(&agent) {
+            held.leaving.remove(path);
+        }
         let result = match outcome {
             Outcome::Ok(_) => {
                 self.give_up_token(agent, path);

@@ -5,4 +5,7 @@ mod rng;
 mod support;
 pub mod world;
 
+mod authority;
 mod formation;
+mod messages;
+mod rooms;

@@ -111,7 +111,13 @@ pub struct Shown {
     pub seq: u64,
     pub event: Arc<DeliveryEvent>,
     pub life: u64,
-    pub at: u64,
+}
+
+impl Host {
+    /// What the host has stored.
+    pub fn store(&self) -> &FaultyStore {
+        &self.store
+    }
 }
 
 /// An agent's place: its key, what its slot file holds, and its client's memory.
@@ -156,8 +162,6 @@ pub struct Raw {
     pub sessions: BTreeMap<SessionId, (DeviceId, &'static str)>,
     /// Sessions that ended, with the reason.
     pub ended: Vec<(SessionId, &'static str)>,
-    /// Dials that failed.
-    pub failed: Vec<&'static str>,
     /// Answers every request ok.
     pub polite: bool,
 }
@@ -180,7 +184,6 @@ pub struct Host {
     /// Does nothing until then.
     paused_until: u64,
     store: FaultyStore,
-    data_port: u16,
     tick_at: Option<u64>,
     ticks: (u64, u32),
     pub log: Vec<(u64, LogEvent)>,
@@ -260,7 +263,6 @@ impl Ord for Due {
 /// A frame seen on its way.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    pub at: u64,
     pub from: usize,
     pub to: usize,
     pub frame: Frame,
@@ -342,7 +344,6 @@ impl World {
             wall_offset: 0,
             paused_until: 0,
             store: FaultyStore::new(self.seed ^ (index as u64) << 32, Faults::default()),
-            data_port: 0,
             tick_at: None,
             ticks: (0, 0),
             log: Vec::new(),
@@ -404,7 +405,6 @@ impl World {
         let now = self.clock(host);
         let node = Node::new(config, key(self.hosts[host].key), port, Box::new(entropy), now);
         self.hosts[host].brain = Brain::Node(Box::new(node));
-        self.hosts[host].data_port = port;
         self.hosts[host].tick_at = None;
         let own = BTreeSet::from([Self::ip(spec.machine), IpAddr::V4(Ipv4Addr::LOCALHOST)]);
         self.input(host, Input::LocalAddresses(own));
@@ -433,7 +433,7 @@ impl World {
         let device = self.device(host);
         self.hosts[host].life = 1;
         self.hosts[host].brain = Brain::Raw(Raw { polite: true, ..Raw::default() });
-        self.hosts[host].data_port = self.listen_data(host, device);
+        self.listen_data(host, device);
         host
     }
 
@@ -445,9 +445,23 @@ impl World {
         }
     }
 
-    /// The port of a host's own data listener.
-    pub fn data_port(&self, host: usize) -> u16 {
-        self.hosts[host].data_port
+    /// Where a device listens on its machine.
+    pub fn door(&self, device: &DeviceId) -> DialTarget {
+        let port = self.listeners.iter().find_map(|(listener, (_, _, at))| match listener {
+            Listener::Data { port, .. } if at == device => Some(*port),
+            _ => None,
+        });
+        DialTarget::Loopback(port.expect("the device listens"))
+    }
+
+    /// Where a host listens on the network.
+    pub fn network_door(&self, host: usize) -> DialTarget {
+        let door = self.listeners.iter().find_map(|(listener, (at, ..))| match listener {
+            Listener::Network { ip, port } if *at == host => Some((*ip, *port)),
+            _ => None,
+        });
+        let (ip, port) = door.expect("the host listens on the network");
+        DialTarget::Network(ip, port)
     }
 
     /// An agent, in service at a host.
@@ -970,7 +984,7 @@ impl World {
             }
         };
         if self.watch {
-            self.seen.push(Seen { at: self.now, from, to: host, frame: frame.clone() });
+            self.seen.push(Seen { from, to: host, frame: frame.clone() });
         }
         if let Brain::Raw(raw) = &mut self.hosts[host].brain {
             let answer = match &frame {
@@ -1067,8 +1081,13 @@ impl World {
     }
 
     fn session_id(&mut self) -> SessionId {
+        SessionId(self.number())
+    }
+
+    /// A number not used before.
+    pub fn number(&mut self) -> u64 {
         self.next += 1;
-        SessionId(self.next)
+        self.next
     }
 
     fn close_end(&mut self, host: usize, session: SessionId, reason: &'static str) {
@@ -1112,6 +1131,25 @@ impl World {
         if let Some((link, side)) = self.sessions.get(&(host, session)).copied() {
             self.send_item(link, 1 - side, Item::Frame(bytes));
         }
+    }
+
+    /// A raw peer ends all its sessions.
+    pub fn raw_close(&mut self, host: usize) {
+        let open: Vec<SessionId> = self.raw_mut(host).sessions.keys().copied().collect();
+        self.raw_mut(host).sessions.clear();
+        for session in open {
+            self.close_end(host, session, "closed");
+        }
+    }
+
+    /// Dials that have no outcome yet.
+    pub fn dials_under_way(&self) -> usize {
+        let dial = |Reverse(due): &Reverse<Due>| match &due.event {
+            Event::Dial { .. } => true,
+            Event::Input { input, .. } => matches!(**input, Input::DialFailed { .. }),
+            _ => false,
+        };
+        self.queue.iter().filter(|due| dial(due)).count()
     }
 
     // --- nodes --------------------------------------------------------------------------------------
@@ -1276,7 +1314,7 @@ impl World {
         if let Some(key) = event.message_key() {
             assert!(slot.known.insert(key.clone()), "seed {seed}: shown twice: {key:?}");
         }
-        slot.shown.push(Shown { seq, event, life, at });
+        slot.shown.push(Shown { seq, event, life });
         if let Ack::Within(ms) = slot.ack {
             let ms = self.rng.between(0, ms);
             let slot = self.slots.get_mut(&agent).unwrap();
