@@ -12,3 +12,4 @@ mod limits;
 mod local_socket;
 mod mesh;
 mod namespaces;
+mod transport;
