@@ -80,8 +80,10 @@ fn a_refusal_is_reported_and_a_repeated_request_asks_again() {
         assert_eq!(reported(&world, &a, &b), vec![refused; round]);
     }
     // Waiting for the answer says the same in the result.
-    let op =
-        world.command(a, Command::Dm { to: b, text: "x".into(), behavior: None, wait_ms: 60_000 });
+    let op = world.command(
+        a,
+        Command::Dm { to: b, text: "x".into(), reply_to: None, behavior: None, wait_ms: 60_000 },
+    );
     world.run(20_000);
     assert!(!world.replies.contains_key(&op));
     accept(&mut world, b);

@@ -72,7 +72,10 @@ fn a_public_room_from_beginning_to_end() {
         assert_eq!(node.room_messages(&room, &member).unwrap().count(), 4);
     }
     // One leaves.
-    assert_eq!(world.ask(b, Command::LeaveRoom(room.clone())), Ok(CommandResult::Done));
+    assert_eq!(
+        world.ask(b, Command::LeaveRoom { room: room.clone(), reason: None }),
+        Ok(CommandResult::Done)
+    );
     world.run_until(1_000, "b is out", |world| all_members(world, &room, &[a, c, d]));
     for member in [a, c, d] {
         assert_eq!(count(&world, &member, |event| left(event, &b)), 1);
@@ -130,7 +133,10 @@ fn a_private_room_is_entered_by_invitation_or_by_the_owners_word() {
     // Declined: the owner is told.
     let invite = Command::Invite { room: room.clone(), agent: c };
     assert_eq!(world.ask(a, invite), Ok(CommandResult::Room(room.clone())));
-    assert_eq!(world.ask(c, Command::LeaveRoom(room.clone())), Ok(CommandResult::Done));
+    assert_eq!(
+        world.ask(c, Command::LeaveRoom { room: room.clone(), reason: None }),
+        Ok(CommandResult::Done)
+    );
     world.run(100);
     assert_eq!(
         count(&world, &a, |event| {
@@ -331,14 +337,23 @@ fn owners_leave_and_empty_rooms_end() {
     let room = create(&mut world, a, "lounge", RoomType::Public);
     world.run(50);
     join(&mut world, b, &room);
-    assert_eq!(world.ask(a, Command::LeaveRoom(room.clone())), Ok(CommandResult::Done));
+    assert_eq!(
+        world.ask(a, Command::LeaveRoom { room: room.clone(), reason: None }),
+        Ok(CommandResult::Done)
+    );
     world.run_until(1_000, "the owner is out", |world| all_members(world, &room, &[b]));
     assert_eq!(count(&world, &b, |event| left(event, &a)), 1);
     join(&mut world, a, &room);
     world.run_until(1_000, "and in again", |world| all_members(world, &room, &[a, b]));
-    assert_eq!(world.ask(b, Command::LeaveRoom(room.clone())), Ok(CommandResult::Done));
+    assert_eq!(
+        world.ask(b, Command::LeaveRoom { room: room.clone(), reason: None }),
+        Ok(CommandResult::Done)
+    );
     world.run(100);
-    assert_eq!(world.ask(a, Command::LeaveRoom(room.clone())), Ok(CommandResult::Done));
+    assert_eq!(
+        world.ask(a, Command::LeaveRoom { room: room.clone(), reason: None }),
+        Ok(CommandResult::Done)
+    );
     // Gossip may show it a moment longer.
     world.run(500);
     assert_eq!(members(&world, 1, &room), None);
@@ -363,7 +378,10 @@ fn what_cannot_be_done_to_a_room_says_why() {
     assert_eq!(code(&mut world, a, create(&"n".repeat(200))), "too_large");
     assert_eq!(code(&mut world, a, to_room(&nowhere, "x")), "room_not_found");
     assert_eq!(code(&mut world, b, to_room(&room, "x")), "not_member");
-    assert_eq!(code(&mut world, b, Command::LeaveRoom(room.clone())), "not_member");
+    assert_eq!(
+        code(&mut world, b, Command::LeaveRoom { room: room.clone(), reason: None }),
+        "not_member"
+    );
     assert_eq!(code(&mut world, b, Command::Kick { room: room.clone(), agent: a }), "not_owner");
     assert_eq!(code(&mut world, b, Command::Invite { room: room.clone(), agent: a }), "not_owner");
     assert_eq!(code(&mut world, a, Command::Kick { room: room.clone(), agent: a }), "own_room");

@@ -175,7 +175,7 @@ pub fn to_room(path: &RoomPath, text: &str) -> Command {
 
 /// A direct message that does not wait long for consent.
 pub fn dm(to: DeviceId, text: &str) -> Command {
-    Command::Dm { to, text: text.into(), behavior: None, wait_ms: 0 }
+    Command::Dm { to, text: text.into(), reply_to: None, behavior: None, wait_ms: 0 }
 }
 
 /// Sends, and says what became of it for each recipient.
