@@ -27,6 +27,8 @@ pub const MAX_QUEUED_MS: u64 = 24 * 3600 * 1000;
 pub const MAX_COPIES: usize = 100;
 /// Recipients for whom copies are held.
 pub const MAX_COPY_RECIPIENTS: usize = 1024;
+/// Refusals of a copy by its recipient after which it is given up.
+pub const MAX_REFUSALS: u32 = 3;
 /// Undelivered events of one agent that ride in a snapshot (the reference's bound).
 pub const MAX_REPLICATED: usize = 100;
 
@@ -314,6 +316,8 @@ pub struct HeldCopy {
     pub event: DeliveryEvent,
     /// Held since.
     pub since: UnixMillis,
+    /// How often the recipient has refused it.
+    refusals: u32,
 }
 
 /// Copies by recipient, then author and message id.
@@ -335,7 +339,7 @@ impl Copies {
         if held.contains_key(&key) || held.len() >= MAX_COPIES {
             return false;
         }
-        held.insert(key, HeldCopy { event, since: now });
+        held.insert(key, HeldCopy { event, since: now, refusals: 0 });
         true
     }
 
@@ -361,6 +365,17 @@ impl Copies {
             self.by_recipient.remove(recipient);
         }
         copy
+    }
+
+    /// The recipient refused one. True when it has done so often enough to be believed.
+    pub fn refused(&mut self, recipient: &DeviceId, key: &(DeviceId, String)) -> bool {
+        match self.by_recipient.get_mut(recipient).and_then(|held| held.get_mut(key)) {
+            Some(copy) => {
+                copy.refusals += 1;
+                copy.refusals >= MAX_REFUSALS
+            }
+            None => false,
+        }
     }
 
     /// Takes every copy older than the age bound.

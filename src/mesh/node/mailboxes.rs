@@ -29,6 +29,8 @@ const HAND_OVER_FIRST_MS: u64 = 1_000;
 const AUTHOR_FIRST_MS: u64 = 20_000;
 /// Pause before a failed hand-over is tried again.
 const HAND_OVER_AGAIN_MS: u64 = 5_000;
+/// Answer to a copy that the recipient would not have taken from its author either.
+pub(super) const NOT_PERMITTED: &str = "not_permitted";
 /// Attempts of a sender at one message that wait for the store at the same time.
 const MAX_REPEATS: usize = 4;
 
@@ -454,6 +456,15 @@ impl Node {
                 for recipient in waiting {
                     self.flush(agent, recipient, now);
                 }
+                let unasked: Vec<DeviceId> = self
+                    .agent(&agent)
+                    .map(|held| held.consents.keys().copied().collect())
+                    .unwrap_or_default();
+                for recipient in unasked {
+                    if self.can_reach(&agent, &recipient) {
+                        self.ask_again(agent, recipient, now);
+                    }
+                }
             }
             self.expire_consents(agent, now);
         }
@@ -586,14 +597,16 @@ impl Node {
                 continue;
             }
             if self.agent(&recipient).is_some() {
-                let refused = self.may_receive_from_copy(recipient, &copy.event)
-                    && matches!(self.take_copy(recipient, copy.event, None, now), Answer::Now(_));
-                if refused {
-                    let at = now.mono + HAND_OVER_AGAIN_MS;
-                    self.hand_overs.entry(recipient).or_insert(HandOver { at, author_until: at });
+                let outcome = if !self.may_receive_from_copy(recipient, &copy.event) {
+                    error(NOT_PERMITTED)
+                } else if let Answer::Now(refused) =
+                    self.take_copy(recipient, copy.event, None, now)
+                {
+                    refused
                 } else {
-                    self.copy_handed_over(recipient, &key, now);
-                }
+                    ok()
+                };
+                self.hand_over_ended(recipient, &key, &outcome, now);
                 continue;
             }
             if self.route(&self.daemon, &recipient).is_none() {
@@ -612,48 +625,64 @@ impl Node {
 
     pub(super) fn hand_over_ended(
         &mut self,
-        _local: DeviceId,
         recipient: DeviceId,
         key: &(DeviceId, String),
         outcome: &Outcome,
         now: Now,
     ) {
-        if matches!(outcome, Outcome::Ok(_)) {
-            self.copy_handed_over(recipient, key, now);
-        } else {
-            let at = now.mono + HAND_OVER_AGAIN_MS;
-            let turn = HandOver { at, author_until: at };
-            self.hand_overs.entry(recipient).or_insert(turn);
+        let done = match outcome {
+            Outcome::Ok(_) => Some(DeliveryState::Delivered),
+            // Just back, it may not know yet that it is in the room; after some attempts it means
+            // what it says.
+            Outcome::Error { code, .. } if code == NOT_PERMITTED => self
+                .copies
+                .refused(&recipient, key)
+                .then(|| DeliveryState::Refused { code: code.clone() }),
+            _ => None,
+        };
+        match done {
+            Some(state) => self.copy_done(recipient, key, state, now),
+            None => {
+                let at = now.mono + HAND_OVER_AGAIN_MS;
+                let turn = HandOver { at, author_until: at };
+                self.hand_overs.entry(recipient).or_insert(turn);
+            }
         }
     }
 
-    fn copy_handed_over(&mut self, recipient: DeviceId, key: &(DeviceId, String), now: Now) {
-        if let Some(copy) = self.copies.release(&recipient, key) {
+    fn copy_done(
+        &mut self,
+        recipient: DeviceId,
+        key: &(DeviceId, String),
+        state: DeliveryState,
+        now: Now,
+    ) {
+        let Some(copy) = self.copies.release(&recipient, key) else { return };
+        let (author, message) = key.clone();
+        if state == DeliveryState::Delivered {
             self.log(
                 LogEvent::new("copy_handed_over")
                     .with("recipient", recipient)
-                    .with("author", key.0)
-                    .with("message", &key.1),
-            );
-            let (author, message) = key.clone();
-            self.commit(
-                vec![Record::CopyDone { recipient, author, message: message.clone() }],
-                None,
+                    .with("author", author)
+                    .with("message", &message),
             );
             self.tell_released(recipient, vec![key.clone()], now);
-            // An author of ours, which had left it with us.
-            if self.agent(&author).is_some() {
-                let event = DeliveryEvent::DeliveryStatus {
-                    message_id: message,
-                    agent: recipient,
-                    delivery: DeliveryState::Delivered,
-                    room: match copy.event {
-                        DeliveryEvent::RoomMessage { message } => Some(message.room),
-                        _ => None,
-                    },
-                };
-                self.show(author, event, now);
-            }
+        }
+        let done = Record::CopyDone { recipient, author, message: message.clone() };
+        self.commit(vec![done], None);
+        // An author of ours, which had left it with us.
+        if self.agent(&author).is_some() {
+            let room = match copy.event {
+                DeliveryEvent::RoomMessage { message } => Some(message.room),
+                _ => None,
+            };
+            let event = DeliveryEvent::DeliveryStatus {
+                message_id: message,
+                agent: recipient,
+                delivery: state,
+                room,
+            };
+            self.show(author, event, now);
         }
     }
 

@@ -500,7 +500,7 @@ pub struct Node {
     stored: BTreeMap<Ticket, Stored>,
     internal: VecDeque<Internal>,
     internal_open: BTreeMap<u64, (DeviceId, DeviceId, Purpose, Option<u64>)>,
-    deferred: VecDeque<(Purpose, DeviceId, DeviceId, Option<SessionId>, Outcome)>,
+    deferred: VecDeque<(Purpose, DeviceId, Option<SessionId>, Outcome)>,
     outputs: VecDeque<Output>,
     next_id: u64,
     gossip_at: u64,
@@ -651,8 +651,8 @@ impl Node {
     /// nothing is left.
     fn settle(&mut self, now: Now) {
         for _ in 0..MAX_INTERNAL_TURNS {
-            if let Some((purpose, local, remote, session, outcome)) = self.deferred.pop_front() {
-                self.outcome(purpose, local, remote, session, outcome, now);
+            if let Some((purpose, remote, session, outcome)) = self.deferred.pop_front() {
+                self.outcome(purpose, remote, session, outcome, now);
             } else if let Some(internal) = self.internal.pop_front() {
                 self.internal_request(internal, now);
             } else {

@@ -261,16 +261,18 @@ impl Node {
     /// the port finds the device or nobody, and addresses of other machines come from first
     /// contact alone.
     pub(super) fn peers_named(&mut self, session: SessionId, peers: Vec<PeerInfo>, now: Now) {
-        if !self.sessions.get(&session).is_some_and(Session::is_machine_local) {
+        let Some(speaker) =
+            self.sessions.get(&session).filter(|s| s.is_machine_local()).map(|s| s.remote)
+        else {
             return;
-        }
+        };
         for info in peers {
             let host: Option<IpAddr> = info.host.as_deref().and_then(|host| host.parse().ok());
             if self.is_hosted(&info.id) || self.formation.network_host(host).is_some() {
                 continue;
             }
-            // A peer that is connected knows its own port better than others do.
-            if self.formation.peer(&info.id).is_some() && self.remotes.contains_key(&info.id) {
+            // A peer whose port we have reached needs nobody's word for it but its own.
+            if info.id != speaker && self.formation.is_dialled(&info.id) {
                 continue;
             }
             self.note_peer(info, None, now);

@@ -183,7 +183,6 @@ impl Node {
     pub(super) fn outcome(
         &mut self,
         purpose: Purpose,
-        local: DeviceId,
         remote: DeviceId,
         session: Option<SessionId>,
         outcome: Outcome,
@@ -220,7 +219,7 @@ impl Node {
             }
             Purpose::Leave { agent, path, op } => self.leave_ended(agent, &path, op, outcome, now),
             Purpose::HandOver { recipient, key } => {
-                self.hand_over_ended(local, recipient, &key, &outcome, now);
+                self.hand_over_ended(recipient, &key, &outcome, now);
             }
         }
     }

@@ -1075,7 +1075,6 @@ impl Node {
         outcome: Outcome,
         now: Now,
     ) {
-        self.ops.remove(&op);
         if let Some(held) = self.agent_mut(&agent) {
             held.leaving.remove(path);
         }
@@ -1104,7 +1103,14 @@ impl Node {
                 Err(CommandError::new("leave_failed", format!("the owner answered {code}")))
             }
         };
-        self.outputs.push_back(Output::Reply { op, result });
+        self.reply_if_open(op, result);
+    }
+
+    /// Answers a command unless its time has run out.
+    fn reply_if_open(&mut self, op: OpId, result: Result<CommandResult, CommandError>) {
+        if self.ops.remove(&op).is_some() {
+            self.outputs.push_back(Output::Reply { op, result });
+        }
     }
 
     pub(super) fn invite(
@@ -1169,7 +1175,6 @@ impl Node {
         op: OpId,
         outcome: Outcome,
     ) {
-        self.ops.remove(&op);
         let result = match outcome {
             Outcome::Ok(_) => Ok(CommandResult::Room(path.clone())),
             failed => {
@@ -1180,7 +1185,7 @@ impl Node {
                 ))
             }
         };
-        self.outputs.push_back(Output::Reply { op, result });
+        self.reply_if_open(op, result);
     }
 
     pub(super) fn kick(

@@ -13,7 +13,8 @@ use super::super::records::{
 use super::super::replica::{Merge, Owner, Speaker};
 use super::super::session::{Session, SessionId};
 use super::super::wire::room_path::RoomPath;
-use super::requests::ok;
+use super::mailboxes::NOT_PERMITTED;
+use super::requests::{error, ok};
 use super::{Answer, AnswerTo, Node, Purpose, Record};
 use crate::codec::cbor;
 use crate::identity::device::DeviceId;
@@ -439,8 +440,8 @@ impl Node {
             if self.may_receive_from_copy(agent, &event) {
                 return self.take_copy(agent, event, Some(to), now);
             }
-            self.refuse(speaker.device, "delivery", "not_permitted");
-            return Answer::Now(ok());
+            self.refuse(speaker.device, "delivery", NOT_PERMITTED);
+            return Answer::Now(error(NOT_PERMITTED));
         }
         // Only what its author itself asks us to hold.
         let Some((author, message)) = event.message_key() else { return Answer::Now(ok()) };

@@ -8,4 +8,5 @@ pub mod world;
 mod authority;
 mod formation;
 mod messages;
+mod random;
 mod rooms;
