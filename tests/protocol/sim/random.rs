@@ -165,7 +165,7 @@ impl Run {
             }
             (10, Some((room, _))) => {
                 self.parted.insert((room.clone(), agent));
-                self.world.command(agent, Command::LeaveRoom(room));
+                self.world.command(agent, Command::LeaveRoom { room, reason: None });
             }
             (11, Some((room, _))) if self.rng.per_mille(200) => {
                 self.ended.insert(room.clone());
