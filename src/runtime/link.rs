@@ -208,6 +208,12 @@ impl Inputs {
         Some(item.input)
     }
 
+    /// How many inputs wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
     /// The next input if there is one; otherwise as [`Inputs::recv`].
     pub fn try_recv(&mut self) -> Option<Input> {
         self.handling = Hold::default();
@@ -659,9 +665,7 @@ async fn read_frame(
     let mut body = Vec::new();
     while body.len() < length {
         let missing = length - body.len();
-        if body.len() == body.capacity() {
-            body.reserve_exact(missing.min(body.len().max(FIRST_RESERVE)));
-        }
+        make_room(&mut body, length);
         let stalled = (Instant::now() + limits.read_stall).min(deadline);
         let mut rest = (&mut *reader).take(missing as u64);
         match timeout_at(stalled, rest.read_buf(&mut body)).await {
@@ -674,6 +678,13 @@ async fn read_frame(
     Ok((body, large))
 }
 
+/// Room for the next bytes of a body of `length`, when there is none.
+fn make_room(body: &mut Vec<u8>, length: usize) {
+    if body.len() == body.capacity() {
+        body.reserve_exact((length - body.len()).min(body.len().max(FIRST_RESERVE)));
+    }
+}
+
 async fn read_some(
     reader: &mut (impl AsyncRead + Unpin),
     buffer: &mut [u8],
@@ -684,3 +695,6 @@ async fn read_some(
         Err(error) => Err(ClosedReason::of_error(&error)),
     }
 }
+
+#[cfg(test)]
+mod tests;
