@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -272,6 +272,8 @@ pub struct Link {
     queue: Mutex<Queue>,
     /// Frames that the node has not handled yet take from it.
     ahead: Arc<Semaphore>,
+    /// A frame has been begun and its rest is awaited.
+    awaiting_rest: AtomicBool,
     /// Wakes the writer.
     filled: Notify,
     /// Wakes the link itself.
@@ -297,6 +299,7 @@ impl Link {
             frame_limit: AtomicU32::new(MAX_FRAME_QUARANTINED),
             queue: Mutex::default(),
             ahead: Arc::new(Semaphore::new(frames_ahead)),
+            awaiting_rest: AtomicBool::new(false),
             filled: Notify::new(),
             closed: Notify::new(),
         }
@@ -306,6 +309,12 @@ impl Link {
     #[must_use]
     pub fn id(&self) -> SessionId {
         self.id
+    }
+
+    /// Whether the other end runs under our own user.
+    #[must_use]
+    pub fn is_same_user(&self) -> bool {
+        self.same_user
     }
 
     /// The peer has been let in: it may send long frames.
@@ -353,6 +362,11 @@ impl Link {
         drop(queue);
         self.filled.notify_one();
         self.closed.notify_one();
+    }
+
+    /// Whether the rest of a frame is awaited; says so once for each frame.
+    pub(super) fn take_awaiting_rest(&self) -> bool {
+        self.awaiting_rest.swap(false, Ordering::Relaxed)
     }
 
     fn forget_queue(&self, queue: &mut Queue) {
@@ -417,7 +431,7 @@ impl Link {
                 batch.extend_from_slice(&body);
             }
             _ => {
-                tracing::error!(
+                tracing::warn!(
                     event = "frame_not_sent",
                     session = self.id.0,
                     bytes = body.len(),
@@ -602,7 +616,9 @@ async fn read_frames(
                 let input = Input::Frame { session: link.id, frame };
                 let hold = Hold { _ahead: Some(ahead), _large: large };
                 if !inputs.send_holding(input, hold).await {
-                    return ClosedReason::Shutdown;
+                    // The node has left. What it said last is still to be written; whoever runs
+                    // the transport ends the link.
+                    return std::future::pending().await;
                 }
             }
             Err(error) if error.ends_connection() => return ClosedReason::NotCanonical,
@@ -663,6 +679,7 @@ async fn read_frame(
     let deadline = begun + limits.read_stall + at_rate;
     let length = usize::try_from(length).map_err(|_| ClosedReason::FrameTooLarge)?;
     let mut body = Vec::new();
+    link.awaiting_rest.store(true, Ordering::Relaxed);
     while body.len() < length {
         let missing = length - body.len();
         make_room(&mut body, length);
@@ -675,6 +692,7 @@ async fn read_frame(
             Ok(Err(error)) => return Err(ClosedReason::of_error(&error)),
         }
     }
+    link.awaiting_rest.store(false, Ordering::Relaxed);
     Ok((body, large))
 }
 

@@ -652,3 +652,27 @@ async fn shutting_down_does_not_wait_for_the_owner_or_the_peer() {
     end.hub.shutdown(Duration::from_millis(50)).await;
     assert_eq!(end.hub.status().links, 0);
 }
+
+#[tokio::test]
+async fn others_than_our_own_user_cannot_take_every_place() {
+    let limits = TransportLimits { links: 8, links_others: 1, ..TransportLimits::default() };
+    let mut end = End::with(1, limits);
+    let address = end.hub.listen_network("127.0.0.1:0".parse().unwrap()).unwrap();
+    let _first = raw_device(address.port(), 3).await;
+    end.accepted().await;
+    let mut second = raw_device(address.port(), 4).await;
+    let _ = read_out(&mut second).await;
+    refused(&end, 1).await;
+    let _ours = raw_device(end.port, 5).await;
+    assert_eq!(end.accepted().await.3, Origin::SameUser);
+}
+
+#[test]
+fn the_transport_leaves_half_of_the_descriptors_to_others() {
+    for descriptors in [256, 1024, 20_000, u64::MAX] {
+        let limits = TransportLimits::with_descriptors(descriptors);
+        let used = limits.links + limits.local_handshakes + limits.network_handshakes;
+        assert!(u64::try_from(used).unwrap() <= descriptors / 2, "{used} of {descriptors}");
+    }
+    assert_eq!(TransportLimits::default().links, MAX_LINKS);
+}

@@ -304,6 +304,23 @@ async fn closing_writes_what_was_queued_and_then_ends_the_stream() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn last_words_are_written_even_when_nobody_hears_the_peer_any_more() {
+    let rig = Rig::start(LinkLimits::default(), 512).await;
+    let Rig { mut peer, link, inputs, running } = rig;
+    drop(inputs);
+    peer.write_all(&encoded(&request(1, 10))).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let last = request(2, 5000);
+    link.send(last.clone());
+    link.close(ClosedReason::Shutdown);
+    let mut read = Vec::new();
+    peer.read_to_end(&mut read).await.unwrap();
+    assert!(read == encoded(&last));
+    drop(peer);
+    assert_eq!(running.await.unwrap(), ClosedReason::Shutdown);
+}
+
+#[tokio::test(start_paused = true)]
 async fn closing_does_not_wait_for_a_peer_that_has_stopped() {
     let limits = LinkLimits::default();
     let patience = limits.close;
