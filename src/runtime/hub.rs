@@ -30,6 +30,10 @@ use crate::mesh::session::{Origin, SessionId, SessionKind};
 /// Open links. The node keeps 16,384 sessions; as many again may be about to be refused by it.
 pub const MAX_LINKS: usize = 32_768;
 
+/// Of those, links to others than our own user. Three sessions for each pair of devices: enough for
+/// twenty agents of ours and sixty of everybody else's.
+pub const MAX_LINKS_OTHERS: usize = 4_096;
+
 /// The bounds of the transport. The defaults are for use, others for tests.
 #[derive(Clone, Debug)]
 pub struct TransportLimits {
@@ -72,10 +76,11 @@ impl TransportLimits {
         let links = (descriptors / 8 * 3).min(MAX_LINKS);
         Self {
             link: LinkLimits::default(),
-            // Small frames take at most 64 MiB here; large ones are counted by themselves.
-            inputs: 1024,
+            // A frame of 64 KiB takes up to 2 MiB when it has been decoded, so half a gigabyte at
+            // worst; larger frames are counted by themselves.
+            inputs: 256,
             links,
-            links_others: links / 4,
+            links_others: (links / 4).min(MAX_LINKS_OTHERS),
             handshake: Duration::from_secs(10),
             // A few milliseconds of work each.
             local_handshakes: (descriptors / 16).clamp(1, 256),

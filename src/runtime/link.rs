@@ -40,6 +40,9 @@ pub const LARGE_FRAMES_OTHERS: usize = 2;
 const DECODE_ASIDE: usize = 256 * 1024;
 /// First reservation for a body. Beyond it memory doubles with what has really come.
 const FIRST_RESERVE: usize = 16 * 1024;
+/// Frames after which the tokens of a peer that is not our own user's are forgotten, so that many
+/// such links cannot fill the memory with tokens (8 KiB each).
+const FORGET_TOKENS_AFTER: u32 = 16;
 /// Queued frames are encoded and written together up to this size: four TLS records.
 const WRITE_BATCH: usize = 64 * 1024;
 /// What a queued frame costs besides its contents.
@@ -594,7 +597,12 @@ async fn read_frames(
     inputs: &InputSender,
 ) -> ClosedReason {
     let mut tokens = TokenCache::new();
+    let mut frames = 0_u32;
     loop {
+        frames = frames.wrapping_add(1);
+        if !link.same_user && frames.is_multiple_of(FORGET_TOKENS_AFTER) {
+            tokens = TokenCache::new();
+        }
         let (body, large) = match read_frame(reader, link).await {
             Ok(read) => read,
             Err(reason) => return reason,

@@ -207,3 +207,34 @@ pub(super) async fn watch_addresses(inputs: InputSender, stop: CancellationToken
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_datagrams_is_heeded_at_the_rate_only() {
+        let begin = Instant::now();
+        let mut bucket = Bucket::full(begin);
+        let heeded =
+            |bucket: &mut Bucket, at: Instant| (0..1000).filter(|_| bucket.take(at)).count();
+        assert_eq!(heeded(&mut bucket, begin), BURST as usize);
+        assert_eq!(heeded(&mut bucket, begin), 0);
+        assert_eq!(heeded(&mut bucket, begin + Duration::from_secs(1)), RATE as usize);
+        // What is looked at more often does not earn more.
+        let heeded: usize =
+            (0..1000).map(|ms| heeded(&mut bucket, begin + Duration::from_millis(1000 + ms))).sum();
+        assert!(heeded <= RATE as usize && heeded > RATE as usize - 2, "{heeded}");
+        assert_eq!(
+            (0..1000).filter(|_| bucket.take(begin + Duration::from_hours(9))).count(),
+            BURST as usize
+        );
+    }
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_alone_is_an_error() {
+        let taken = UdpSocket::bind("0.0.0.0:0").await.unwrap();
+        let port = taken.local_addr().unwrap().port();
+        assert_eq!(FirstContact::bind(port, false).unwrap_err().code(), "udp_bind");
+    }
+}

@@ -1,5 +1,6 @@
 //! The transport against Node's own TLS and UDP, which the reference is built on. Skipped visibly
 //! where there is no `node`.
+#![allow(clippy::print_stderr)]
 
 use std::net::Ipv4Addr;
 use std::process::Stdio;
