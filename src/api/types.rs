@@ -1199,6 +1199,9 @@ results! {
         description: String,
         /// Who is in it.
         members: Vec<Member>,
+        /// `awaiting_consent` while the owner decides on a join; the outcome comes as an event.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        status: Option<DeliveryStatus>,
     }
 
     /// Somebody in a room.
@@ -1441,6 +1444,7 @@ mod tests {
             owner: "o".into(),
             description: String::new(),
             members: vec![Member { id: "m".into(), name: None, status: Some(AgentStatus::Idle) }],
+            status: None,
         };
         assert_eq!(
             serde_json::to_value(&room).unwrap(),

@@ -511,6 +511,14 @@ fn show_rooms(list: &RoomList) -> String {
 }
 
 fn show_room(room: &Room) -> String {
+    if let Some(status) = room.status {
+        let waits = "the owner has to decide; a join_outcome event will tell";
+        return fields(&[
+            ("path", room.path.clone()),
+            ("status", status.to_string()),
+            ("", waits.into()),
+        ]);
+    }
     let mut out = fields(&[
         ("path", room.path.clone()),
         ("name", room.name.clone()),

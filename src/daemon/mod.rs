@@ -189,7 +189,11 @@ pub async fn serve(
     let clock = Clock::start();
     let claim = match local_socket::claim(&config.socket)? {
         Claim::Ours(claim) => claim,
-        Claim::Theirs(holder) => return Ok(Ran::AlreadyRunning(holder)),
+        Claim::Theirs(holder) => {
+            // A unit of Type=notify counts an end without it as a failure and starts again.
+            notify(&[sd_notify::NotifyState::Ready]);
+            return Ok(Ran::AlreadyRunning(holder));
+        }
     };
     let ring = logging::init(config.log, &config.log_filter);
     emit(
@@ -305,6 +309,7 @@ pub async fn serve(
         hosted: BTreeMap::new(),
         opening,
         opening_slots: Vec::new(),
+        attach_later: Vec::new(),
         replies: HashMap::new(),
         waiting: Vec::new(),
         next_op: 0,

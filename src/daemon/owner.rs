@@ -104,6 +104,9 @@ pub(super) struct Owner {
     pub(super) hosted: BTreeMap<DeviceId, Hosted>,
     pub(super) opening: mpsc::Sender<Opening>,
     pub(super) opening_slots: Vec<String>,
+    /// Attaches that wait for a slot which another client is just opening; at most one a
+    /// connection, as its requests are bounded by the socket.
+    pub(super) attach_later: Vec<(String, ConnId, RequestId, types::AttachParams)>,
     pub(super) replies: HashMap<OpId, (ConnId, RequestId, Reply)>,
     pub(super) waiting: Vec<Waiting>,
     pub(super) next_op: u64,
@@ -280,9 +283,22 @@ impl Owner {
     }
 
     fn opened(&mut self, opening: Opening) {
-        let Opening { conn, id, params, result } = opening;
-        let asked = super::requests::slot_key(&params);
+        let asked = super::requests::slot_key(&opening.params);
         self.opening_slots.retain(|slot| *slot != asked);
+        self.serve_slot(opening);
+        let waiting = std::mem::take(&mut self.attach_later);
+        let (now, later) = waiting.into_iter().partition(|(slot, ..)| *slot == asked);
+        self.attach_later = later;
+        let now: Vec<_> = now;
+        for (_, conn, id, params) in now {
+            if self.clients.contains_key(&conn) {
+                self.attach_asked(conn, id, params);
+            }
+        }
+    }
+
+    fn serve_slot(&mut self, opening: Opening) {
+        let Opening { conn, id, params, result } = opening;
         let slot = match result {
             Ok(slot) => slot,
             Err(error) => {

@@ -15,6 +15,7 @@ use crate::mesh::node::{
 use crate::mesh::records::{self, AgentRecord};
 use crate::mesh::wire::room_path::RoomPath;
 use crate::runtime::local_socket::ConnId;
+use crate::runtime::sys;
 
 /// Hex digits that name an agent at least (decision: `interface.md`).
 const MIN_PREFIX: usize = 8;
@@ -248,24 +249,16 @@ impl Owner {
                 },
                 Reply::Send,
             ),
-            Request::Dm(p) => {
-                if p.reply_to.is_some() {
-                    return Err(ApiError::new(
-                        ApiError::INVALID_PARAMS,
-                        "dm.send: `replyTo`: direct messages carry no reply reference",
-                        "leave it out, or name the message in the text",
-                    ));
-                }
-                (
-                    Command::Dm {
-                        to: self.find_agent(&p.agent, &agent)?,
-                        text: p.text.into_string(),
-                        behavior: behavior(p.timing),
-                        wait_ms: wait_ms(p.wait),
-                    },
-                    Reply::Send,
-                )
-            }
+            Request::Dm(p) => (
+                Command::Dm {
+                    to: self.find_agent(&p.agent, &agent)?,
+                    text: p.text.into_string(),
+                    reply_to: p.reply_to,
+                    behavior: behavior(p.timing),
+                    wait_ms: wait_ms(p.wait),
+                },
+                Reply::Send,
+            ),
             Request::Pending(_) => {
                 let requests = self.pending(&agent);
                 self.answer(conn, id, Ok(types::PendingList { requests }));
@@ -358,12 +351,10 @@ impl Owner {
                 self.answer(conn, &id, Ok(room));
             }
             (Reply::Room, CommandResult::JoinPending(path)) => {
-                let error = ApiError::new(
-                    "awaiting_decision",
-                    format!("the owner of {path} has to decide; you will get an event"),
-                    "watch `commsd inbox` for join_outcome, then join again",
-                );
-                self.local.reply(conn, &id, Err(error));
+                // The outcome comes as a `join_outcome` event.
+                let room = self.room_or_path(&path, &agent);
+                let status = Some(types::DeliveryStatus::AwaitingConsent);
+                self.answer(conn, &id, Ok(types::Room { status, ..room }));
             }
             (Reply::RoomWas(room), _) => self.answer(conn, &id, Ok(*room)),
             (Reply::Send, CommandResult::Sent { message_id, deliveries }) => {
@@ -392,7 +383,7 @@ impl Owner {
 
     // --- attach -------------------------------------------------------------------------------------
 
-    fn attach_asked(&mut self, conn: ConnId, id: RequestId, params: AttachParams) {
+    pub(super) fn attach_asked(&mut self, conn: ConnId, id: RequestId, params: AttachParams) {
         if self.clients.get(&conn).is_some_and(|client| client.agent.is_some()) {
             let error = ApiError::new(
                 "already_attached",
@@ -422,11 +413,11 @@ impl Owner {
             return;
         }
         if self.opening_slots.contains(&base) && !ephemeral {
-            let error = ApiError::new(
-                "slot_opening",
-                "another client is attaching to this slot at this moment",
-                "try again",
-            );
+            // Asked again once the slot is open.
+            self.attach_later.push((base, conn, id, params));
+            return;
+        }
+        if let Some(error) = self.no_descriptors() {
             self.local.reply(conn, &id, Err(error));
             return;
         }
@@ -450,6 +441,24 @@ impl Owner {
             // The owner may have ended; then nobody waits for the slot.
             let _ = opening.send(Opening { conn, id, params, result }).await;
         });
+    }
+
+    /// Why another agent would not fit, if it would not: it needs a listener, its files for a
+    /// moment, and up to three sessions with each peer (decision 24).
+    fn no_descriptors(&self) -> Option<ApiError> {
+        /// Listener, identity files and what the process needs besides.
+        const OWN: u64 = 8;
+        const SESSIONS_PER_PEER: u64 = 3;
+        let open = sys::open_descriptors()?;
+        let limit = sys::descriptor_limit().soft;
+        let needs = OWN + SESSIONS_PER_PEER * self.node.peer_count() as u64;
+        (open + needs > limit).then(|| {
+            ApiError::new(
+                "limit_descriptors",
+                format!("{open} of {limit} descriptors are open, and an agent needs {needs} more"),
+                "detach other agents or raise the descriptor limit (LimitNOFILE= or ulimit -n)",
+            )
+        })
     }
 
     /// The name of an agent coming into service: asked for, or the one it had, or the harness's.
@@ -720,6 +729,7 @@ impl Owner {
             owner: view.record.owner.hex(),
             description: view.record.description,
             members,
+            status: None,
         })
     }
 
@@ -732,6 +742,7 @@ impl Owner {
             owner: path.owner().map(|owner| owner.hex()).unwrap_or_default(),
             description: String::new(),
             members: Vec::new(),
+            status: None,
         })
     }
 
@@ -797,7 +808,15 @@ impl Owner {
                 self.node.dm_messages(&path, agent).ok_or_else(|| no_room(&params.room))?;
             messages
                 .map(|(seq, m)| {
-                    message(seq, &m.id, m.from, &m.timestamp, &m.content, None, &m.read_by)
+                    message(
+                        seq,
+                        &m.id,
+                        m.from,
+                        &m.timestamp,
+                        &m.content,
+                        m.reply_to.as_ref(),
+                        &m.read_by,
+                    )
                 })
                 .collect()
         };

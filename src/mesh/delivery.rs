@@ -420,6 +420,7 @@ mod tests {
                 to: id(2),
                 content: "x".into(),
                 timestamp: String::new(),
+                reply_to: None,
                 read_by: vec![],
                 streaming_behavior: None,
             },

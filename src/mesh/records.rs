@@ -315,6 +315,9 @@ pub struct DmMessage {
     pub content: String,
     /// ISO time the author gave.
     pub timestamp: String,
+    /// Message id this one answers: ours, reference peers drop it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reply_to: Option<String>,
     /// Who has consumed it; begins with the author.
     #[serde(default)]
     pub read_by: Vec<DeviceId>,

@@ -679,6 +679,7 @@ mod tests {
             to: id(2),
             content: "x".into(),
             timestamp: String::new(),
+            reply_to: None,
             read_by: vec![id(1)],
             streaming_behavior: None,
         };

@@ -112,6 +112,8 @@ pub struct Session<P> {
     pub admission: Admission,
     /// Takes part in the election.
     pub enrolled: bool,
+    /// The other machine has said yes to our connect_request.
+    pub let_in: bool,
     /// Requests waiting for a decision of an agent of ours.
     pub waiting_for_decision: usize,
     /// Monotonic ms.
@@ -146,6 +148,7 @@ impl<P> Session<P> {
             origin,
             admission,
             enrolled: false,
+            let_in: false,
             waiting_for_decision: 0,
             opened_at: now.mono,
             last_heard: now.mono,

@@ -11,3 +11,45 @@ pub mod origin;
 pub mod sys;
 pub mod tls;
 pub mod udp;
+
+use crate::mesh::log::{Level, Spec};
+
+/// Every event that the transport emits: name, level, fields, meaning.
+pub const CATALOGUE: &[Spec] = &[
+    ("multicast_unavailable", Level::Warn, &["error"], "the loopback group cannot be joined"),
+    ("broadcast_unavailable", Level::Warn, &["error"], "the socket may not broadcast"),
+    ("datagram_not_sent", Level::Debug, &["to", "error"], "a beacon or probe was not sent"),
+    ("datagram_not_received", Level::Debug, &["error"], "a datagram was not read"),
+    ("addresses_unknown", Level::Debug, &["error"], "this machine's addresses cannot be listed"),
+    (
+        "accept_paused",
+        Level::Warn,
+        &["kind", "error"],
+        "no descriptors for new peers; sessions go on",
+    ),
+    ("accept_resumed", Level::Info, &["kind"], "new peers are accepted again"),
+    (
+        "connection_refused",
+        Level::Debug,
+        &["kind", "reason"],
+        "a connection did not become a session",
+    ),
+    (
+        "origin_unknown",
+        Level::Warn,
+        &["message"],
+        "the system does not tell whose a local connection is",
+    ),
+    (
+        "frame_not_sent",
+        Level::Warn,
+        &["session", "bytes", "message"],
+        "a frame of ours was over the limit",
+    ),
+    (
+        "frame_dropped",
+        Level::Debug,
+        &["session", "reason"],
+        "a frame of unknown type or shape was ignored",
+    ),
+];

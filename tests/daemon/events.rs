@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use commsd::daemon::logging;
 use commsd::mesh::log::{self, Level, Spec};
-use commsd::runtime::local_socket;
+use commsd::runtime::{self, local_socket};
 
 fn table(specs: &[Spec]) -> String {
     let mut out = String::from("| event | level | fields | meaning |\n| --- | --- | --- | --- |\n");
@@ -30,7 +30,7 @@ fn root() -> PathBuf {
 #[test]
 fn the_document_holds_every_event_with_its_fields() {
     let text = fs::read_to_string(root().join("docs/events.md")).unwrap();
-    for specs in [log::CATALOGUE, logging::CATALOGUE, local_socket::CATALOGUE] {
+    for specs in [log::CATALOGUE, logging::CATALOGUE, runtime::CATALOGUE, local_socket::CATALOGUE] {
         let expected = table(specs);
         assert!(
             text.contains(&expected),
@@ -38,7 +38,10 @@ fn the_document_holds_every_event_with_its_fields() {
         );
     }
     let rows = text.lines().filter(|line| line.starts_with("| `")).count();
-    let known = log::CATALOGUE.len() + logging::CATALOGUE.len() + local_socket::CATALOGUE.len();
+    let known = log::CATALOGUE.len()
+        + logging::CATALOGUE.len()
+        + runtime::CATALOGUE.len()
+        + local_socket::CATALOGUE.len();
     assert_eq!(rows, known, "no other rows");
 }
 
@@ -64,6 +67,7 @@ fn events_written_directly_are_in_the_catalogue() {
         assert!(
             logging::CATALOGUE
                 .iter()
+                .chain(runtime::CATALOGUE)
                 .chain(local_socket::CATALOGUE)
                 .any(|(known, ..)| *known == name),
             "event {name} is not in the catalogue"

@@ -6,5 +6,10 @@
 mod bench;
 mod cli;
 mod contrib;
+mod daemon;
 mod events;
+mod limits;
 mod local_socket;
+mod mesh;
+mod namespaces;
+mod signals;

@@ -1,4 +1,5 @@
-//! The wire against golden vectors and recordings of real peers.
+//! The wire against golden vectors and recordings of real peers, and whole meshes of nodes in
+//! simulation.
 //!
 //! `tests/vectors/lab` is part of the repository. The upstream vectors are not: they are read from
 //! the directory that `COMMSD_WIRE_MESH_VECTORS` names, else from `../shared/vectors/wire-mesh`
@@ -7,6 +8,7 @@
 // clippy.toml allows these inside test functions; the helpers of a test binary need it said.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod sim;
 mod support;
 mod vectors_cbor;
 mod vectors_channel;

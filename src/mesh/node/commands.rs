@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::events::DeliveryState;
 use super::super::records::{AgentStatus, Now, RoomType, StreamingBehavior, Visibility};
 use super::super::wire::room_path::RoomPath;
-use super::rooms::MAX_TEXT_BYTES;
+use super::rooms::{Draft, MAX_TEXT_BYTES};
 use super::{Decision, Node, OpId, Output};
 use crate::identity::device::DeviceId;
 use crate::identity::names;
@@ -64,6 +64,8 @@ pub enum Command {
         to: DeviceId,
         /// Text.
         text: String,
+        /// Hex id of the message answered.
+        reply_to: Option<String>,
         /// Timing hint.
         behavior: Option<StreamingBehavior>,
         /// How long to wait for consent before answering.
@@ -205,10 +207,12 @@ impl Node {
                 ))
             }
             Command::Send { room, text, reply_to, behavior } => {
-                return self.send_to_room(agent, room, text, reply_to, behavior, op, now);
+                let draft = Draft { text, reply_to, behavior };
+                return self.send_to_room(agent, room, draft, op, now);
             }
-            Command::Dm { to, text, behavior, wait_ms } => {
-                return self.dm(agent, to, text, behavior, wait_ms, op, now);
+            Command::Dm { to, text, reply_to, behavior, wait_ms } => {
+                let draft = Draft { text, reply_to, behavior };
+                return self.dm(agent, to, draft, wait_ms, op, now);
             }
             Command::Accept(target) => self.decide(agent, &target, true, None, now),
             Command::Reject { target, reason } => self.decide(agent, &target, false, reason, now),

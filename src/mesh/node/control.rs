@@ -23,8 +23,20 @@ pub(super) const APPROVAL_RETRY_MS: u64 = 60_000;
 const MAX_MESH_DECISIONS: usize = 64;
 /// Requests of one pair that are answered by the same decision.
 const MAX_WAITERS: usize = 4;
+/// Other machines let in by this run of the daemon.
+const MAX_APPROVED: usize = 1024;
 /// Characters of a name that a stranger gives itself.
 const MAX_NAME_CHARS: usize = 64;
+/// Characters of a fingerprint: SHA-256 as hex pairs with colons has 95.
+const MAX_FINGERPRINT_CHARS: usize = 128;
+
+/// What a device says of itself when it asks to be let in.
+#[derive(Default)]
+pub(super) struct ConnectionCard {
+    pub data_port: u16,
+    pub name: String,
+    pub fingerprint: String,
+}
 
 impl Node {
     // --- devices ------------------------------------------------------------------------------------
@@ -69,6 +81,12 @@ impl Node {
         self.announce_device(id, now);
         self.agent_returned(id, now);
         self.show_status(id, AgentStatus::Active, now);
+        // Machines that already wait are any agent's to decide on, also one that comes later.
+        let waiting: Vec<DeliveryEvent> =
+            self.mesh_decisions.values().filter_map(|decision| decision.event.clone()).collect();
+        for event in waiting {
+            self.show(id, event, now);
+        }
     }
 
     pub(super) fn remove_device(&mut self, id: DeviceId, now: Now) {
@@ -147,6 +165,7 @@ impl Node {
         let id = known.unwrap_or(fresh);
         let decision = agent.decisions.entry(id.clone()).or_insert_with(|| Decision {
             id,
+            event: None,
             path: Some(path.clone()),
             requester: from,
             at: now.unix,
@@ -290,50 +309,61 @@ impl Node {
         &mut self,
         session: SessionId,
         to: AnswerTo,
-        data_port: u16,
-        name: String,
-        fingerprint: String,
+        card: ConnectionCard,
         now: Now,
     ) -> Answer {
-        if self.mesh_decisions.len() >= MAX_MESH_DECISIONS {
-            return Answer::Now(too_many());
-        }
         let Some(held) = self.sessions.get_mut(&session) else { return Answer::Later };
         held.admission = Admission::AwaitingApproval;
         let remote = held.remote;
-        // One slot per device: a later request takes the place of an earlier one.
-        let earlier: Vec<String> = self
-            .mesh_decisions
-            .values()
-            .filter(|decision| decision.requester == remote)
-            .map(|decision| decision.id.clone())
-            .collect();
-        for id in earlier {
-            self.mesh_decisions.remove(&id);
+        if self.approved_remotes.contains(&remote) {
+            self.answer(to, ok(), now);
+            self.admitted(session, now);
+            return Answer::Later;
+        }
+        if !self.ask_about_machine(session, remote, Some(to), card, now) {
+            return Answer::Now(too_many());
+        }
+        Answer::Later
+    }
+
+    /// Puts another machine before our agents: it asks to be let in, or has let us in. One question
+    /// per device; a later one takes the place of an earlier. False when too many wait.
+    fn ask_about_machine(
+        &mut self,
+        session: SessionId,
+        remote: DeviceId,
+        to: Option<AnswerTo>,
+        card: ConnectionCard,
+        now: Now,
+    ) -> bool {
+        self.mesh_decisions.retain(|_, decision| decision.requester != remote);
+        if self.mesh_decisions.len() >= MAX_MESH_DECISIONS {
+            return false;
         }
         let id = self.decision_id();
+        let event = DeliveryEvent::ConnectionRequest {
+            connection_id: remote.hex(),
+            peer_id: remote,
+            data_port: card.data_port,
+            name: truncate_chars(&card.name, MAX_NAME_CHARS).to_owned(),
+            fingerprint: truncate_chars(&card.fingerprint, MAX_FINGERPRINT_CHARS).to_owned(),
+        };
         let decision = Decision {
             id: id.clone(),
+            event: Some(event.clone()),
             path: None,
             requester: remote,
             at: now.unix,
             deadline: now.mono + APPROVAL_WINDOW_MS,
-            waiters: vec![to],
+            waiters: to.into_iter().collect(),
             session: Some(session),
         };
         self.mesh_decisions.insert(id, decision);
         self.log(LogEvent::new("connection_requested").with("device", remote));
         for agent in self.agent_ids() {
-            let event = DeliveryEvent::ConnectionRequest {
-                connection_id: remote.hex(),
-                peer_id: remote,
-                data_port,
-                name: truncate_chars(&name, MAX_NAME_CHARS).to_owned(),
-                fingerprint: truncate_chars(&fingerprint, 128).to_owned(),
-            };
-            self.show(agent, event, now);
+            self.show(agent, event.clone(), now);
         }
-        Answer::Later
+        true
     }
 
     fn decide_mesh(
@@ -344,7 +374,7 @@ impl Node {
         now: Now,
     ) -> Option<CommandResult> {
         let decision = self.mesh_decisions.remove(id)?;
-        let session = decision.session?;
+        let remote = decision.requester;
         for to in decision.waiters {
             let outcome = if accept {
                 ok()
@@ -354,10 +384,32 @@ impl Node {
             self.answer(to, outcome, now);
         }
         if accept {
-            self.admitted(session, now);
+            if self.approved_remotes.len() >= MAX_APPROVED {
+                self.approved_remotes.pop_first();
+            }
+            self.approved_remotes.insert(remote);
+            // Those it opened, and those of ours that it has answered already.
+            let waiting: Vec<SessionId> = self
+                .sessions
+                .values()
+                .filter(|s| s.remote == remote && s.admission == Admission::AwaitingApproval)
+                .filter(|s| s.kind != SessionKind::NetworkDialled || s.let_in)
+                .map(|s| s.id)
+                .collect();
+            for session in waiting {
+                self.admitted(session, now);
+            }
         } else {
-            self.leave_alone(decision.requester, now);
-            self.close(session, "rejected", now);
+            self.leave_alone(remote, now);
+            let refused: Vec<SessionId> = self
+                .sessions
+                .values()
+                .filter(|s| s.remote == remote && !s.is_machine_local())
+                .map(|s| s.id)
+                .collect();
+            for session in refused {
+                self.close(session, "rejected", now);
+            }
         }
         Some(CommandResult::Done)
     }
@@ -375,6 +427,8 @@ impl Node {
         self.request_on(session, request, Purpose::ConnectRequest, None);
     }
 
+    /// Another machine has answered our request. Its yes lets us in there; whether it is let in here
+    /// is for our own side to say.
     pub(super) fn let_in(
         &mut self,
         session: Option<SessionId>,
@@ -385,12 +439,20 @@ impl Node {
         let Some(session) = session else { return };
         match outcome {
             Outcome::Ok(_) => {
-                if self
-                    .sessions
-                    .get(&session)
-                    .is_some_and(|s| s.kind == SessionKind::NetworkDialled)
-                {
+                let Some(held) = self.sessions.get_mut(&session) else { return };
+                held.let_in = true;
+                if self.approved_remotes.contains(&remote) {
                     self.admitted(session, now);
+                } else if !self.mesh_decisions.values().any(|d| d.requester == remote)
+                    && !self.ask_about_machine(
+                        session,
+                        remote,
+                        None,
+                        ConnectionCard::default(),
+                        now,
+                    )
+                {
+                    self.close(session, "too_many_requests", now);
                 }
             }
             Outcome::ConnectionLost => {}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::delivery::{MAX_QUEUED, MAX_QUEUED_MS, Queued};
 use super::super::events::DeliveryState;
-use super::super::records::{Now, StreamingBehavior, Visibility};
+use super::super::records::{Now, Visibility};
 use super::super::session::{APPROVAL_GRACE_MS, APPROVAL_WINDOW_MS, SessionId};
 use super::super::wire::capability;
 use super::super::wire::cose::CoseSign1;
@@ -13,7 +13,7 @@ use super::super::wire::room_path::RoomPath;
 use super::super::wire::scope::Scope;
 use super::super::wire::token::{self, ParsedToken, VerifyContext};
 use super::requests::error;
-use super::rooms::{message_event, refusal};
+use super::rooms::{Draft, message_event, refusal};
 use super::{Answer, AnswerTo, CommandError, Node, Op, OpId, OutRequest, Outcome, Purpose};
 use crate::codec::cbor::Value;
 use crate::identity::device::DeviceId;
@@ -68,14 +68,13 @@ impl Node {
         &mut self,
         agent: DeviceId,
         recipient: DeviceId,
-        text: String,
-        behavior: Option<StreamingBehavior>,
+        draft: Draft,
         wait_ms: u64,
         op: OpId,
         now: Now,
     ) {
         if recipient == agent {
-            self.dm_to_self(agent, text, behavior, op, now);
+            self.dm_to_self(agent, draft, op, now);
             return;
         }
         let record = self.record(&recipient);
@@ -95,7 +94,7 @@ impl Node {
             self.fail(op, CommandError::new("agent_not_found", "that is no other agent"));
             return;
         };
-        let Some((params, id)) = self.message_params(text, None, behavior, now) else {
+        let Some((params, id)) = self.message_params(draft, now) else {
             self.fail(op, CommandError::new("invalid_reply", "reply-to is no message id"));
             return;
         };
@@ -123,15 +122,11 @@ impl Node {
         }
     }
 
-    fn dm_to_self(
-        &mut self,
-        agent: DeviceId,
-        text: String,
-        behavior: Option<StreamingBehavior>,
-        op: OpId,
-        now: Now,
-    ) {
-        let Some((params, id)) = self.message_params(text, None, behavior, now) else { return };
+    fn dm_to_self(&mut self, agent: DeviceId, draft: Draft, op: OpId, now: Now) {
+        let Some((params, id)) = self.message_params(draft, now) else {
+            self.fail(op, CommandError::new("invalid_reply", "reply-to is no message id"));
+            return;
+        };
         self.open_send(agent, op, &id, &[agent], now);
         let event = params_event(agent, &params);
         let state = match event.map(|event| self.push_event(agent, event, None, now)) {

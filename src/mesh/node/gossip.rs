@@ -274,7 +274,7 @@ impl Node {
             }
             // Every peer speaks for itself; only another machine's daemon, once let in, fronts
             // others, and none that are here.
-            if device != remote && (!fronts || self.remotes.contains_key(&device)) {
+            if device != remote && (!fronts || self.is_here(&device)) {
                 continue;
             }
             let taken = self.directory.take(&advert, id, now.unix);
@@ -290,6 +290,12 @@ impl Node {
                 _ => {}
             }
         }
+    }
+
+    /// Whether a device has a session on this machine: then nobody else tells us of it.
+    fn is_here(&self, device: &DeviceId) -> bool {
+        self.remotes.contains_key(device)
+            && self.sessions.values().any(|s| s.remote == *device && s.is_machine_local())
     }
 
     /// Which machine a device proves to be on, and what that machine calls itself. Judged when the

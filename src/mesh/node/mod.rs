@@ -396,6 +396,8 @@ pub(super) enum Answer {
 /// A decision somebody waits for.
 struct Decision {
     pub id: String,
+    /// What agents that come later are shown.
+    pub event: Option<DeliveryEvent>,
     pub path: Option<RoomPath>,
     pub requester: DeviceId,
     pub at: UnixMillis,
@@ -478,6 +480,7 @@ pub struct Node {
     own_queues: BTreeMap<DeviceId, Vec<DeliveryEvent>>,
     contradicted: BTreeMap<DeviceId, u64>,
     mesh_decisions: BTreeMap<String, Decision>,
+    approved_remotes: BTreeSet<DeviceId>,
     refused_remotes: BTreeMap<DeviceId, u64>,
     dials: BTreeMap<DialId, DialFor>,
     ops: BTreeMap<OpId, Op>,
@@ -545,6 +548,7 @@ impl Node {
             own_queues: BTreeMap::new(),
             contradicted: BTreeMap::new(),
             mesh_decisions: BTreeMap::new(),
+            approved_remotes: BTreeSet::new(),
             refused_remotes: BTreeMap::new(),
             dials: BTreeMap::new(),
             ops: BTreeMap::new(),

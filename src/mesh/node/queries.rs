@@ -278,6 +278,12 @@ impl Node {
         matches!(event, DeliveryEvent::DeliveryStatus { message_id: id, .. } if id == message_id)
     }
 
+    /// Peers with a session.
+    #[must_use]
+    pub fn peer_count(&self) -> usize {
+        self.remotes.len()
+    }
+
     /// The state of things for operators.
     #[must_use]
     pub fn status(&self) -> NodeStatus {

@@ -8,6 +8,7 @@ use super::super::records::Now;
 use super::super::session::{Admission, SessionId, SessionKind};
 use super::super::wire::room_path::RoomPath;
 use super::super::wire::token::ParsedToken;
+use super::control::ConnectionCard;
 use super::gossip::WIRE_MESH_VERSION;
 use super::{Answer, AnswerTo, Node, OutRequest, Outcome, Purpose};
 use crate::codec::cbor::Value;
@@ -91,7 +92,8 @@ impl Node {
                 Answer::Now(ok())
             }
             MeshMessage::ConnectRequest { data_port, name, fingerprint } => {
-                self.connection_requested(session, to, data_port, name, fingerprint, now)
+                let card = ConnectionCard { data_port, name, fingerprint };
+                self.connection_requested(session, to, card, now)
             }
             MeshMessage::Unknown => Answer::Now(ok()),
             _ => {

@@ -306,7 +306,8 @@ impl Node {
                 self.show(agent, DeliveryEvent::MemberLeft { room: path.to_string(), agent }, now);
                 continue;
             }
-            if !after.contains(&agent) {
+            // One that has just come in is told by `room_members`.
+            if !after.contains(&agent) || !before.contains(&agent) {
                 continue;
             }
             for member in &after {
@@ -1201,9 +1202,7 @@ impl Node {
         &mut self,
         agent: DeviceId,
         path: RoomPath,
-        text: String,
-        reply_to: Option<String>,
-        behavior: Option<StreamingBehavior>,
+        draft: Draft,
         op: OpId,
         now: Now,
     ) {
@@ -1228,7 +1227,7 @@ impl Node {
             );
             return;
         }
-        let Some((params, id)) = self.message_params(text, reply_to, behavior, now) else {
+        let Some((params, id)) = self.message_params(draft, now) else {
             self.fail(op, CommandError::new("invalid_reply", "reply-to is no message id"));
             return;
         };
@@ -1270,13 +1269,8 @@ impl Node {
     }
 
     /// Params of a new message, and its hex id.
-    pub(super) fn message_params(
-        &mut self,
-        text: String,
-        reply_to: Option<String>,
-        behavior: Option<StreamingBehavior>,
-        now: Now,
-    ) -> Option<(Value, String)> {
+    pub(super) fn message_params(&mut self, draft: Draft, now: Now) -> Option<(Value, String)> {
+        let Draft { text, reply_to, behavior } = draft;
         let id = self.random::<16>();
         let mut params = vec![
             ("verb", Value::Text("room.send".into())),
@@ -1302,6 +1296,14 @@ impl Node {
         }
         Some((Value::map(params), data_encoding::HEXLOWER.encode(&id)))
     }
+}
+
+/// A message before it has an id.
+pub(super) struct Draft {
+    pub text: String,
+    /// Hex id of the message answered.
+    pub reply_to: Option<String>,
+    pub behavior: Option<StreamingBehavior>,
 }
 
 /// Characters of a reason or description shown in an event.
@@ -1332,6 +1334,15 @@ pub(super) fn message_event(
         .get("streaming-behavior")
         .and_then(Value::as_text)
         .and_then(StreamingBehavior::parse);
+    let reply_to = match params.get("refs") {
+        Some(Value::Array(refs)) => refs
+            .iter()
+            .find(|r| r.get("relation").and_then(Value::as_text) == Some("reply"))
+            .and_then(|r| r.get("id")?.as_bytes())
+            .filter(|id| id.len() <= MAX_MESSAGE_ID_BYTES)
+            .map(|id| data_encoding::HEXLOWER.encode(id)),
+        _ => None,
+    };
     Some(match path.owner() {
         None => DeliveryEvent::Dm {
             message: DmMessage {
@@ -1340,33 +1351,23 @@ pub(super) fn message_event(
                 to,
                 content,
                 timestamp,
+                reply_to,
                 read_by: vec![from],
                 streaming_behavior,
             },
         },
-        Some(_) => {
-            let reply_to = match params.get("refs") {
-                Some(Value::Array(refs)) => refs
-                    .iter()
-                    .find(|r| r.get("relation").and_then(Value::as_text) == Some("reply"))
-                    .and_then(|r| r.get("id")?.as_bytes())
-                    .filter(|id| id.len() <= MAX_MESSAGE_ID_BYTES)
-                    .map(|id| data_encoding::HEXLOWER.encode(id)),
-                _ => None,
-            };
-            DeliveryEvent::RoomMessage {
-                message: RoomMessage {
-                    id,
-                    from,
-                    room: path.to_string(),
-                    content,
-                    timestamp,
-                    reply_to,
-                    read_by: vec![from],
-                    streaming_behavior,
-                },
-            }
-        }
+        Some(_) => DeliveryEvent::RoomMessage {
+            message: RoomMessage {
+                id,
+                from,
+                room: path.to_string(),
+                content,
+                timestamp,
+                reply_to,
+                read_by: vec![from],
+                streaming_behavior,
+            },
+        },
     })
 }
 

@@ -1,0 +1,175 @@
+//! What happens at the edges: descriptors run out, names are odd, texts are long, disks are full.
+
+use std::process::Stdio;
+use std::sync::Arc;
+
+use commsd::api::client::Client;
+use commsd::api::types::{AgentsParams, AttachParams, RoomCreateParams, SendParams, UpdateParams};
+use tokio::process::Command;
+
+use crate::daemon::{Agent, Daemon, Ports, command};
+
+#[tokio::test]
+async fn without_descriptors_new_agents_are_refused_and_others_go_on() {
+    let ports = Ports::free();
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    let inner = command(home.path(), ports, &[]);
+    let inner = inner.as_std();
+    let mut limited = Command::new("/bin/sh");
+    limited
+        .args(["-c", "ulimit -n 48 && exec \"$0\" \"$@\""])
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .env_clear()
+        .env("HOME", home.path())
+        .env("COMMSD_NO_BROADCAST", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let daemon = Daemon::spawn(limited, home, ports).await;
+    let alice = daemon.agent("alice").await;
+    let mut kept = Vec::new();
+    let mut refusal = None;
+    // One client attaches many agents, one after another: each needs a listener.
+    for n in 0..64 {
+        let Ok((client, _events)) = Client::connect(&daemon.socket(), "test").await else { break };
+        let attached = client
+            .call(AttachParams {
+                harness: "cli".to_owned().try_into().unwrap(),
+                cwd: "/".into(),
+                pid: 1,
+                key: Some(format!("agent{n}").try_into().unwrap()),
+                name: None,
+                ephemeral: None,
+            })
+            .await;
+        match attached {
+            Ok(_) => kept.push(client),
+            Err(error) => {
+                refusal = Some(error);
+                break;
+            }
+        }
+    }
+    let error = refusal.expect("the limit was never felt");
+    assert_eq!(error.code, "limit_descriptors", "{error:?}");
+    let listed = alice.client.call(AgentsParams {}).await.unwrap();
+    assert!(!listed.agents.is_empty(), "the first agent is still served");
+}
+
+#[tokio::test]
+async fn odd_names_and_long_texts_are_refused_by_name() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let alice = daemon.agent("alice").await;
+    for name in ["", "  ", "a\u{0}b", "a\u{1b}[31mb", "\u{85}", &"x".repeat(65)] {
+        let update =
+            UpdateParams { status: None, visibility: None, name: Some(name.into()), tags: None };
+        let error = alice.client.call(update).await.unwrap_err();
+        assert_eq!(error.code, "invalid_name", "{name:?}");
+    }
+    for name in ["", "///", "\u{202e}", "💥"] {
+        let create = RoomCreateParams { name: name.into(), r#type: None, description: None };
+        let error = alice.client.call(create).await.unwrap_err();
+        assert_eq!(error.code, "invalid_name", "{name:?}");
+    }
+    let long = RoomCreateParams { name: "x".repeat(65), r#type: None, description: None };
+    assert_eq!(alice.client.call(long).await.unwrap_err().code, "too_large");
+    // Sixty-four kibibytes of a name never get as far as the node.
+    let huge = RoomCreateParams { name: "x".repeat(65_536), r#type: None, description: None };
+    assert_eq!(alice.client.call(huge).await.unwrap_err().code, "too_large");
+    let room = RoomCreateParams { name: "r".into(), r#type: None, description: None };
+    let room = alice.client.call(room).await.unwrap();
+    // Every byte that needs escaping, at the limit: taken, and shown whole.
+    let text = "\u{1}".repeat(commsd::api::types::MAX_TEXT_BYTES);
+    let mut bob = daemon.agent("bob").await;
+    bob.client.call(commsd::api::types::RoomJoinParams { room: room.path.clone() }).await.unwrap();
+    alice
+        .client
+        .call(SendParams {
+            room: room.path.clone(),
+            text: text.clone().try_into().unwrap(),
+            timing: None,
+            reply_to: None,
+        })
+        .await
+        .unwrap();
+    let shown = bob.wait_kind("room_message").await;
+    assert_eq!(shown.body["message"]["content"], text.as_str());
+}
+
+#[tokio::test]
+async fn names_that_play_with_direction_are_shown_escaped() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let agent = Agent::attach(&daemon.socket(), "mcp", None, daemon.home.path()).await;
+    let name = "evil\u{202e}txt.exe";
+    let update =
+        UpdateParams { status: None, visibility: None, name: Some(name.into()), tags: None };
+    agent.client.call(update).await.unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_commsd"))
+        .args(["agents", "--home"])
+        .arg(daemon.home.path())
+        .env_clear()
+        .env("HOME", daemon.home.path())
+        .output()
+        .await
+        .unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(shown.contains("evil") && !shown.contains('\u{202e}'), "{shown}");
+    assert!(!daemon.log.text().contains('\u{202e}'));
+}
+
+#[tokio::test]
+async fn a_full_disk_loses_no_key_and_no_agent() {
+    // A home on a file system of 64 KiB that is already full.
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=96k,mode=0700", "commsd-test"])
+        .arg(home.path())
+        .status()
+        .is_ok_and(|status| status.success());
+    if !mounted {
+        println!("SKIPPED: a small file system cannot be mounted here");
+        return;
+    }
+    let result = tokio::spawn(full_disk(Arc::clone(&home))).await;
+    let unmounted = std::process::Command::new("umount").arg("-l").arg(home.path()).status();
+    assert!(unmounted.is_ok_and(|status| status.success()));
+    result.unwrap();
+}
+
+async fn full_disk(home: Arc<tempfile::TempDir>) {
+    let daemon = Daemon::start_with(Arc::clone(&home), Ports::free(), &[]).await;
+    let alice = daemon.agent("alice").await;
+    let filler = home.path().join("filler");
+    let mut written = 0;
+    while std::fs::write(&filler, vec![0_u8; written + 4096]).is_ok() && written < 1 << 20 {
+        written += 4096;
+    }
+    // A new identity cannot be stored: refused, and nothing half made is left.
+    let (client, _events) = Client::connect(&daemon.socket(), "test").await.unwrap();
+    let error = client
+        .call(AttachParams {
+            harness: "cli".to_owned().try_into().unwrap(),
+            cwd: "/".into(),
+            pid: 1,
+            key: Some("bob".to_owned().try_into().unwrap()),
+            name: None,
+            ephemeral: None,
+        })
+        .await
+        .unwrap_err();
+    assert!(error.message.to_lowercase().contains("space"), "{error:?}");
+    assert!(!home.path().join("agent-comms/identity-cli--bob.json").exists());
+    // Who is here goes on; what cannot be kept is told.
+    let room = RoomCreateParams { name: "r".into(), r#type: None, description: None };
+    alice.client.call(room).await.unwrap();
+    daemon.log.wait(0, "the failed write", |l| l["event"] == "identity_write_failed").await;
+    std::fs::remove_file(&filler).unwrap();
+    let bob = daemon.agent("bob").await;
+    assert_ne!(bob.id, alice.id);
+    let id = alice.id.clone();
+    daemon.stop().await;
+    let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
+    assert_eq!(daemon.agent("alice").await.id, id, "the key was never lost");
+}

@@ -1,0 +1,325 @@
+//! Daemons as processes: they find each other, talk, lose and regain each other.
+
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use commsd::api::types::{
+    AgentsParams, DeliveryStatus, PendingKind, RoomCreateParams, RoomJoinParams, RoomsParams,
+    SendParams,
+};
+
+use crate::daemon::{Agent, Daemon, Ports, command};
+
+#[tokio::test]
+async fn two_daemons_meet_and_their_agents_talk() {
+    let ports = Ports::free();
+    let (one, two) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+    let mut alice = one.agent("alice").await;
+    let mut bob = two.agent("bob").await;
+    one.log
+        .wait(0, "bob's peer", |l| l["event"] == "peer_up" && l["device"] == bob.id.as_str())
+        .await;
+    alice.befriend(&mut bob).await;
+
+    let room = alice
+        .client
+        .call(RoomCreateParams { name: "Common Room".into(), r#type: None, description: None })
+        .await
+        .unwrap();
+    assert_eq!(room.name, "Common-Room");
+    // The record is broadcast at once; the directory has it as well.
+    let joined = bob.client.call(RoomJoinParams { room: room.path.clone() }).await.unwrap();
+    assert_eq!(joined.members.len(), 2);
+    alice.wait_kind("member_joined").await;
+    bob.wait("who is here", |e| {
+        e.kind() == "room_members" && e.body["members"].as_array().is_some_and(|m| m.len() == 2)
+    })
+    .await;
+    let sent = alice
+        .client
+        .call(SendParams {
+            room: room.path.clone(),
+            text: "hello".to_owned().try_into().unwrap(),
+            timing: None,
+            reply_to: None,
+        })
+        .await
+        .unwrap();
+    assert_eq!(sent.deliveries[0].status, DeliveryStatus::Delivered);
+    let message = bob.wait_kind("room_message").await;
+    assert_eq!(message.body["message"]["content"], "hello");
+    assert_eq!(message.body["message"]["from"], alice.id.as_str());
+    // Reading is acknowledged, and only then.
+    bob.ack(&message).await;
+    alice
+        .wait("a receipt", |e| {
+            e.kind() == "delivery_status" && e.body["delivery"]["status"] == "read"
+        })
+        .await;
+    // Exactly one holds the port.
+    assert_eq!(
+        [one.status().await.port.held, two.status().await.port.held].iter().filter(|h| **h).count(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn a_killed_holder_is_followed_and_its_agent_gets_what_it_missed() {
+    let ports = Ports::free();
+    let one = Daemon::start(ports).await;
+    one.event("port_held").await;
+    let two = Daemon::start(ports).await;
+    two.event("port_joined").await;
+    let mut alice = one.agent("alice").await;
+    let mut bob = two.agent("bob").await;
+    one.log.wait(0, "bob", |l| l["event"] == "peer_up" && l["device"] == bob.id.as_str()).await;
+    alice.befriend(&mut bob).await;
+    let alice_id = alice.id.clone();
+    drop(alice);
+
+    let mark = two.log.len();
+    let home = one.kill().await;
+    two.log.wait(mark, "the port", |l| l["event"] == "port_held").await;
+    let (mark, _) = two
+        .log
+        .wait(mark, "alice's end", |l| {
+            l["event"] == "peer_down" && l["device"] == alice_id.as_str()
+        })
+        .await;
+    let sent = bob.dm(&alice_id, "while you were away", None).await;
+    assert_eq!(sent.deliveries[0].status, DeliveryStatus::Queued);
+    assert_eq!(sent.deliveries[0].reason.as_deref(), Some("not_connected"));
+
+    // Back on other ports with the same identity.
+    let one = Daemon::start_with(home, ports, &[]).await;
+    one.event("port_joined").await;
+    let mut alice = one.agent("alice").await;
+    assert_eq!(alice.id, alice_id);
+    two.log
+        .wait(mark, "alice again", |l| l["event"] == "peer_up" && l["device"] == alice_id.as_str())
+        .await;
+    alice.wait_dm("while you were away").await;
+    bob.wait("the outcome", |e| {
+        e.kind() == "delivery_status"
+            && e.body["delivery"]["status"] == "delivered"
+            && e.body["messageId"] == sent.message_id.as_str()
+    })
+    .await;
+    assert_eq!(alice.count_seen(|e| e.kind() == "dm"), 0, "shown once");
+}
+
+#[tokio::test]
+async fn a_message_reaches_its_recipient_though_its_sender_is_gone() {
+    let ports = Ports::free();
+    let one = Daemon::start(ports).await;
+    let two = Daemon::start(ports).await;
+    let three = Daemon::start(ports).await;
+    let mut alice = one.agent("alice").await;
+    let mut bob = two.agent("bob").await;
+    for (daemon, other) in [(&one, &bob.id), (&three, &bob.id), (&three, &alice.id)] {
+        daemon
+            .log
+            .wait(0, "everybody", |l| l["event"] == "peer_up" && l["device"] == other.as_str())
+            .await;
+    }
+    alice.befriend(&mut bob).await;
+    let bob_id = bob.id.clone();
+    drop(bob);
+    let home = two.kill().await;
+    one.log
+        .wait(0, "bob's end", |l| l["event"] == "peer_down" && l["device"] == bob_id.as_str())
+        .await;
+    // The third daemon has told ours that it is one: it takes copies. Debug events tell nothing
+    // here, so the copy is what its status counts.
+    let sent = alice.dm(&bob_id, "left for you", None).await;
+    assert_eq!(sent.deliveries[0].status, DeliveryStatus::Queued);
+    one.stop().await;
+    let two = Daemon::start_with(home, ports, &[]).await;
+    let mut bob = two.agent("bob").await;
+    bob.wait_dm("left for you").await;
+    three
+        .log
+        .wait(0, "the hand-over", |l| {
+            l["event"] == "copy_handed_over" && l["recipient"] == bob_id.as_str()
+        })
+        .await;
+    assert_eq!(bob.count_seen(|e| e.kind() == "dm"), 0, "shown once");
+}
+
+#[tokio::test]
+async fn a_stop_hands_the_port_over_and_says_goodbye() {
+    let ports = Ports::free();
+    let one = Daemon::start(ports).await;
+    one.event("port_held").await;
+    let two = Daemon::start(ports).await;
+    two.event("port_joined").await;
+    let alice = one.agent("alice").await;
+    let bob = two.agent("bob").await;
+    two.log.wait(0, "alice", |l| l["event"] == "peer_up" && l["device"] == alice.id.as_str()).await;
+    let (code, log) = one.stop().await;
+    assert_eq!(code, Some(0), "{}", log.text());
+    two.event("port_held").await;
+    log.wait(0, "the successor", |l| l["event"] == "port_released").await;
+    log.wait(0, "the end", |l| l["event"] == "stopped").await;
+    let agents = bob.client.call(AgentsParams {}).await.unwrap().agents;
+    let seen = agents.iter().find(|agent| agent.id == alice.id).expect("alice is still listed");
+    assert_eq!(seen.status.as_str(), "offline");
+}
+
+#[tokio::test]
+async fn something_silent_at_the_port_keeps_nobody_apart() {
+    let ports = Ports::free();
+    let silent = TcpListener::bind(("127.0.0.1", ports.tcp)).unwrap();
+    let (one, two) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+    let two_id = two.device().await;
+    one.log
+        .wait(0, "the other", |l| l["event"] == "peer_up" && l["device"] == two_id.as_str())
+        .await;
+    // Nothing answered at the port, and the operator is told.
+    one.log.wait(0, "a complaint", |l| l["event"] == "port_unavailable").await;
+    let health = one.status().await.health;
+    assert!(health.iter().any(|h| h.code == "port_occupied"), "{health:?}");
+    // Freed, it is taken.
+    drop(silent);
+    tokio::select! {
+        _ = one.event("port_held") => {}
+        _ = two.event("port_held") => {}
+    }
+}
+
+#[tokio::test]
+async fn without_udp_the_port_is_enough() {
+    let ports = Ports::free();
+    let _taken = std::net::UdpSocket::bind(("0.0.0.0", ports.udp)).unwrap();
+    let (one, two) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+    let two_id = two.device().await;
+    one.log
+        .wait(0, "the other", |l| l["event"] == "peer_up" && l["device"] == two_id.as_str())
+        .await;
+    let health = one.status().await.health;
+    assert!(health.iter().any(|h| h.code == "first_contact_unavailable"), "{health:?}");
+}
+
+#[tokio::test]
+async fn a_second_daemon_in_one_home_says_who_runs() {
+    let ports = Ports::free();
+    let one = Daemon::start(ports).await;
+    let output = command(one.home.path(), ports, &[]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains(&one.child.id().unwrap().to_string()), "{said}");
+    assert!(one.status().await.pid > 0, "the first goes on");
+}
+
+#[tokio::test]
+async fn a_second_client_of_a_directory_gets_a_slot_of_its_own() {
+    let one = Daemon::start(Ports::free()).await;
+    let first = Agent::attach(&one.socket(), "mcp", None, one.home.path()).await;
+    let second = Agent::attach(&one.socket(), "mcp", None, one.home.path()).await;
+    assert_ne!(first.id, second.id);
+    let (first_id, second_id) = (first.id.clone(), second.id.clone());
+    drop((first, second));
+    // Both slots are released, and keep their ids.
+    for id in [&first_id, &second_id] {
+        one.log
+            .wait(0, "its end", |l| l["event"] == "agent_removed" && l["agent"] == id.as_str())
+            .await;
+    }
+    let again = Agent::attach(&one.socket(), "mcp", None, one.home.path()).await;
+    assert_eq!(again.id, first_id);
+    // Two terminals of one shell agent are one agent.
+    let (left, right) = tokio::join!(one.agent("dora"), one.agent("dora"));
+    assert_eq!(left.id, right.id);
+}
+
+#[tokio::test]
+async fn a_stranger_with_any_certificate_learns_nothing_private() {
+    // A daemon of another home is another user as far as files go, but the same uid: what is kept
+    // from it is what only members may see.
+    let ports = Ports::free();
+    let (one, two) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+    let alice = one.agent("alice").await;
+    let bob = two.agent("bob").await;
+    one.log.wait(0, "bob", |l| l["event"] == "peer_up" && l["device"] == bob.id.as_str()).await;
+    for (name, kind) in [
+        ("open", commsd::api::types::RoomType::Public),
+        ("closed", commsd::api::types::RoomType::Private),
+        ("hidden", commsd::api::types::RoomType::Secret),
+    ] {
+        alice
+            .client
+            .call(RoomCreateParams { name: name.into(), r#type: Some(kind), description: None })
+            .await
+            .unwrap();
+    }
+    let mut bob = bob;
+    let mut alice = alice;
+    // The conversation comes after the rooms on the same sessions, so their records are there.
+    alice.befriend(&mut bob).await;
+    let rooms = bob.client.call(RoomsParams {}).await.unwrap().rooms;
+    let names: Vec<&str> = rooms.iter().map(|room| room.name.as_str()).collect();
+    assert!(names.contains(&"open") && !names.contains(&"hidden"), "{names:?}");
+    let secret = format!("{}/_hidden", alice.id);
+    let asked = bob.client.call(RoomJoinParams { room: secret }).await.unwrap();
+    assert_eq!(asked.status, Some(DeliveryStatus::AwaitingConsent), "its owner decides");
+    assert_eq!(alice.pending(PendingKind::Room).await.len(), 1);
+}
+
+#[tokio::test]
+async fn garbage_on_every_door_leaves_the_daemon_serving() {
+    let one = Daemon::start(Ports::free()).await;
+    one.event("port_held").await;
+    let alice = one.agent("alice").await;
+    let data_port = one.event("agent_added").await["data_port"].as_u64().unwrap() as u16;
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut garbage = |len: usize| -> Vec<u8> {
+        (0..len)
+            .map(|_| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                random.to_le_bytes()[0]
+            })
+            .collect()
+    };
+    for round in 0..20 {
+        for port in [one.ports.tcp, data_port] {
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+            // The peer may close while we still write.
+            let _ = stream.write_all(&garbage(round * 97));
+        }
+        let mut stream = std::os::unix::net::UnixStream::connect(one.socket()).unwrap();
+        let _ = stream.write_all(&garbage(round * 97));
+        let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        udp.send_to(&garbage(round * 97), ("127.0.0.1", one.ports.udp)).unwrap();
+    }
+    assert!(alice.client.call(AgentsParams {}).await.unwrap().agents.len() == 1);
+    assert!(one.status().await.health.is_empty());
+}
+
+#[tokio::test]
+async fn bad_places_are_errors_that_say_what_to_do() {
+    let ports = Ports::free();
+    // A file where the home should be.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let output = command(file.path(), ports, &[]).output().await.unwrap();
+    assert_ne!(output.status.code(), Some(0));
+    assert!(!String::from_utf8_lossy(&output.stderr).trim().is_empty());
+    // A key file that others can read.
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    let one = Daemon::start_with(Arc::clone(&home), ports, &[]).await;
+    one.stop().await;
+    let key = home.path().join("agent-comms/user-identity.json");
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let output = command(home.path(), ports, &[]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(64));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("chmod") && said.contains("user-identity.json"), "{said}");
+    // A socket path that no system takes.
+    let long = format!("/tmp/{}", "x".repeat(200));
+    let output = command(home.path(), ports, &["--socket", &long]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(64));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("socket path"));
+}

@@ -1,0 +1,8 @@
+//! Whole meshes of nodes in one thread and in virtual time. A run follows from its seed: a
+//! failure says how to have it again.
+
+mod rng;
+mod support;
+pub mod world;
+
+mod formation;
