@@ -154,7 +154,7 @@ impl Client {
     ) -> Result<P::Output, ApiError> {
         let method = P::METHOD;
         let limit = CALL_TIMEOUT.saturating_add(wait);
-        let result = timeout(limit, self.raw_call(method, to_value(&params)?)).await;
+        let result = timeout(limit, self.raw_call(method, &params)).await;
         let result = result.map_err(|_| {
             ApiError::new(
                 "timeout",
@@ -165,7 +165,7 @@ impl Client {
         from_value(method, result)
     }
 
-    async fn raw_call(&self, method: &str, params: Value) -> Answer {
+    async fn raw_call(&self, method: &str, params: &impl Serialize) -> Answer {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let line = rpc::request_line(&RequestId::Number(id), method, params)?;
         let (answer, answered) = oneshot::channel();
@@ -206,8 +206,8 @@ async fn greet(socket: &Path, name: &str) -> Result<(Reader, Writer, HelloResult
     let (Ok(client), Ok(version)) = (label(name), label(PROGRAM_VERSION)) else {
         return Err(ApiError::plain(ApiError::INVALID_PARAMS, "the program's name is no label"));
     };
-    let params = to_value(&HelloParams { client, version, api: API_VERSION })?;
-    let line = rpc::request_line(&RequestId::Number(0), HelloParams::METHOD, params)?;
+    let params = HelloParams { client, version, api: API_VERSION };
+    let line = rpc::request_line(&RequestId::Number(0), HelloParams::METHOD, &params)?;
     // A daemon that is full says so and closes without reading, so what it said comes first.
     let sent = write_line(&mut writer, line).await;
     let answer = match (read_line(&mut reader).await, sent) {
@@ -361,11 +361,6 @@ async fn read_line(reader: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Optio
     }
 }
 
-fn to_value(params: &impl Serialize) -> Result<Value, ApiError> {
-    serde_json::to_value(params)
-        .map_err(|error| ApiError::plain(ApiError::INVALID_PARAMS, error.to_string()))
-}
-
 fn from_value<T: DeserializeOwned>(method: &str, result: Value) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(result).map_err(|error| {
         ApiError::new(
@@ -416,9 +411,9 @@ mod tests {
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let server = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let limits = serde_json::to_value(super::super::types::ApiLimits::CURRENT).unwrap();
-            let answer = serde_json::json!({"version": "9.9.9", "api": 7, "limits": limits});
-            let line = rpc::answer_line(Some(&RequestId::Number(0)), Ok(answer));
+            let limits = super::super::types::ApiLimits::CURRENT;
+            let answer = HelloResult { version: "9.9.9".into(), api: 7, limits };
+            let line = rpc::answer_line(Some(&RequestId::Number(0)), &answer);
             write_line(&mut stream, line).await.unwrap();
             let mut sink = Vec::new();
             let _ = stream.read_to_end(&mut sink).await;

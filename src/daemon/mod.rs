@@ -8,7 +8,7 @@ pub mod logging;
 mod owner;
 mod requests;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -40,6 +40,9 @@ const DAEMON_HARNESS: &str = "commsd";
 const DAEMON_KEY: &str = "daemon";
 /// Requests from clients that may wait for the owner; connections wait when it is full.
 const LOCAL_QUEUE: usize = 1024;
+/// Threads for everything that does not block: one for the owner of the state, and one for what
+/// goes on beside it, cryptography above all. More would cost memory and gain nothing.
+const WORKERS: usize = 2;
 /// Attaches whose slots are being opened.
 const OPENING_QUEUE: usize = 256;
 /// Bytes of events or messages in one answer: fits a line with room for escapes.
@@ -141,6 +144,7 @@ pub(crate) fn is_descriptor_error(error: &std::io::Error) -> bool {
 /// What keeps it from starting; nothing is left bound then.
 pub fn run(config: &Config) -> Result<ExitCode, ApiError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
         .enable_all()
         .thread_name("commsd")
         .build()
@@ -148,7 +152,12 @@ pub fn run(config: &Config) -> Result<ExitCode, ApiError> {
     let ran = runtime.block_on(async {
         let stop = CancellationToken::new();
         watch_signals(stop.clone())?;
-        serve(config.clone(), stop, say_what_next).await
+        // Not on this thread: between tasks of the same worker a wake-up costs no system call.
+        let served = tokio::spawn(serve(config.clone(), stop, say_what_next));
+        served.await.unwrap_or_else(|ended| match ended.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(ended) => Err(StartError::Io { what: "go on", source: ended.into() }),
+        })
     });
     // Reads of the identity files may still be under way; nothing waits for them.
     runtime.shutdown_background();
@@ -184,7 +193,7 @@ fn say_what_next(config: &Config) {
 pub async fn serve(
     config: Config,
     stop: CancellationToken,
-    started: impl FnOnce(&Config),
+    started: impl FnOnce(&Config) + Send,
 ) -> Result<Ran, StartError> {
     let clock = Clock::start();
     let claim = match local_socket::claim(&config.socket)? {
@@ -306,6 +315,8 @@ pub async fn serve(
         clock,
         health,
         clients: HashMap::new(),
+        followers: BTreeMap::new(),
+        watchers: BTreeSet::new(),
         hosted: BTreeMap::new(),
         opening,
         opening_slots: Vec::new(),

@@ -2,10 +2,11 @@
 //! time, and carries the node's outputs to the transport, the store, the identity files and the
 //! clients. No protocol here and no waiting: everything slow happens in other tasks.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -45,10 +46,6 @@ pub(super) struct Client {
     pub agent: Option<DeviceId>,
     /// Gets mailbox events.
     pub subscribed: bool,
-    /// Gets log events above this number.
-    pub logs_after: Option<u64>,
-    /// Gets changes.
-    pub watching: bool,
 }
 
 /// A hosted agent.
@@ -101,6 +98,10 @@ pub(super) struct Owner {
     pub(super) clock: Clock,
     pub(super) health: Health,
     pub(super) clients: HashMap<ConnId, Client>,
+    /// Clients that get log events, above these numbers.
+    pub(super) followers: BTreeMap<ConnId, u64>,
+    /// Clients that get changes.
+    pub(super) watchers: BTreeSet<ConnId>,
     pub(super) hosted: BTreeMap<DeviceId, Hosted>,
     pub(super) opening: mpsc::Sender<Opening>,
     pub(super) opening_slots: Vec<String>,
@@ -250,6 +251,8 @@ impl Owner {
     fn disconnected(&mut self, conn: ConnId, reason: CloseReason) {
         self.release(conn, reason.0);
         self.clients.remove(&conn);
+        self.followers.remove(&conn);
+        self.watchers.remove(&conn);
         self.waiting.retain(|waiting| match waiting {
             Waiting::Inbox { conn: waiting, .. } => *waiting != conn,
         });
@@ -303,7 +306,7 @@ impl Owner {
             Ok(slot) => slot,
             Err(error) => {
                 let error = ApiError::new(error.code, error.message, "see `commsd doctor`");
-                self.local.reply(conn, &id, Err(error));
+                self.local.refuse(conn, &id, error);
                 return;
             }
         };
@@ -320,7 +323,7 @@ impl Owner {
                     format!("no data listener for the agent: {error}"),
                     "detach other agents or raise the descriptor limit (ulimit -n)",
                 );
-                self.local.reply(conn, &id, Err(error));
+                self.local.refuse(conn, &id, error);
                 return;
             }
         };
@@ -389,17 +392,16 @@ impl Owner {
     }
 
     /// Answers a request with a typed result.
-    pub(super) fn answer<T: serde::Serialize>(
+    pub(super) fn answer<T: Serialize>(
         &self,
         conn: ConnId,
         id: &RequestId,
         result: Result<T, ApiError>,
     ) {
-        let result = result.and_then(|value| {
-            serde_json::to_value(value)
-                .map_err(|error| ApiError::plain("internal", format!("cannot answer: {error}")))
-        });
-        self.local.reply(conn, id, result);
+        match result {
+            Ok(result) => self.local.reply(conn, id, &result),
+            Err(error) => self.local.refuse(conn, id, error),
+        }
     }
 
     fn agent_event(&mut self, agent: DeviceId, seq: u64, event: &DeliveryEvent) {
@@ -411,13 +413,9 @@ impl Owner {
             .filter(|conn| self.clients.get(conn).is_some_and(|client| client.subscribed))
             .copied()
             .collect();
-        if subscribed.is_empty() {
-            return;
-        }
-        let Ok(params) = serde_json::to_value(api_event(seq, event)) else { return };
         for conn in subscribed {
             // A client that is gone or too slow finds the event in its mailbox.
-            let _ = self.local.notify(conn, notification::EVENT, params.clone());
+            let _ = self.local.notify(conn, notification::EVENT, &Pushed { seq, event });
         }
     }
 
@@ -454,22 +452,12 @@ impl Owner {
     }
 
     fn push_logs(&mut self) {
-        let followers: Vec<(ConnId, u64)> = self
-            .clients
-            .iter()
-            .filter_map(|(conn, client)| Some((*conn, client.logs_after?)))
-            .collect();
-        for (conn, after) in followers {
-            let (events, _) = self.ring.read(after, MAX_BATCH);
-            let Some(last) = events.last().map(|event| event.seq) else { continue };
+        for (conn, after) in &mut self.followers {
+            let (events, _) = self.ring.read(*after, MAX_BATCH);
             for event in events {
-                let Ok(params) = serde_json::to_value(&event) else { continue };
-                if self.local.notify(conn, notification::LOG, params).is_err() {
-                    break;
-                }
-            }
-            if let Some(client) = self.clients.get_mut(&conn) {
-                client.logs_after = Some(last);
+                *after = event.seq;
+                // Whoever is gone is taken off the list when that has been reported.
+                let _ = self.local.notify(*conn, notification::LOG, &event);
             }
         }
     }
@@ -477,13 +465,7 @@ impl Owner {
     /// Tells watchers that something about agents, rooms or peers may have changed.
     fn changed(&mut self, event: &crate::mesh::log::LogEvent) {
         self.change_seq += 1;
-        let watchers: Vec<ConnId> = self
-            .clients
-            .iter()
-            .filter(|(_, client)| client.watching)
-            .map(|(conn, _)| *conn)
-            .collect();
-        if watchers.is_empty() {
+        if self.watchers.is_empty() {
             return;
         }
         let mut body = Map::new();
@@ -493,9 +475,8 @@ impl Owner {
             body.insert((*field).to_owned(), Value::String(value.clone()));
         }
         let change = types::Event { seq: self.change_seq, body };
-        let Ok(params) = serde_json::to_value(&change) else { return };
-        for conn in watchers {
-            let _ = self.local.notify(conn, notification::CHANGE, params.clone());
+        for conn in &self.watchers {
+            let _ = self.local.notify(*conn, notification::CHANGE, &change);
         }
     }
 
@@ -531,6 +512,14 @@ fn listener_code(error: &AddDeviceError) -> &'static str {
         }
         error => error.code(),
     }
+}
+
+/// A mailbox event as it is pushed: [`api_event`] on its way, without the detour.
+#[derive(Serialize)]
+pub(super) struct Pushed<'a> {
+    pub seq: u64,
+    #[serde(flatten)]
+    pub event: &'a DeliveryEvent,
 }
 
 /// A mailbox event as clients see it.

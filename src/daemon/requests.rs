@@ -1,7 +1,7 @@
 //! Requests of local clients: names become ids, requests become node commands or views, and
 //! views become the API's values. The sender of everything is the connection's agent.
 
-use super::owner::{Client, Opening, Owner, Reply, Waiting};
+use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
 use crate::api::types::{
     self, ApiError, AttachParams, PendingRef, Request, RequestId, Time, WaitSecs,
 };
@@ -137,17 +137,13 @@ impl Owner {
                     .ring
                     .read(params.after.unwrap_or(0), usize::try_from(max).unwrap_or(usize::MAX));
                 let last = events.last().map_or(params.after.unwrap_or(0), |event| event.seq);
-                if params.follow == Some(true)
-                    && let Some(client) = self.clients.get_mut(&conn)
-                {
-                    client.logs_after = Some(last);
+                if params.follow == Some(true) {
+                    self.followers.insert(conn, last);
                 }
                 self.answer(conn, &id, Ok(types::Logs { events, more }));
             }
             Request::Watch(params) => {
-                if let Some(client) = self.clients.get_mut(&conn) {
-                    client.watching = true;
-                }
+                self.watchers.insert(conn);
                 let cursor = self.cursor();
                 let fits = params.after.as_ref() == Some(&cursor);
                 let snapshot = (!fits).then(|| types::Snapshot {
@@ -165,7 +161,7 @@ impl Owner {
                         format!("{} acts as an agent, and none is attached", other.method()),
                         "attach first; on the command line: --as NAME",
                     );
-                    self.local.reply(conn, &id, Err(error));
+                    self.local.refuse(conn, &id, error);
                 }
             },
         }
@@ -173,7 +169,7 @@ impl Owner {
 
     fn agent_request(&mut self, conn: ConnId, id: RequestId, agent: DeviceId, request: Request) {
         if let Err(error) = self.agent_request_or(conn, &id, agent, request) {
-            self.local.reply(conn, &id, Err(error));
+            self.local.refuse(conn, &id, error);
         }
     }
 
@@ -340,7 +336,7 @@ impl Owner {
         let result = match result {
             Ok(result) => result,
             Err(error) => {
-                self.local.reply(conn, &id, Err(error.into()));
+                self.local.refuse(conn, &id, error.into());
                 return;
             }
         };
@@ -376,7 +372,7 @@ impl Owner {
                 self.answer(conn, &id, Ok(types::Acked { seq }));
             }
             (Reply::Room | Reply::Send, _) => {
-                self.local.reply(conn, &id, Err(ApiError::plain("internal", "no such result")));
+                self.local.refuse(conn, &id, ApiError::plain("internal", "no such result"));
             }
         }
     }
@@ -390,7 +386,7 @@ impl Owner {
                 "this connection is an agent already",
                 "detach first, or open another connection",
             );
-            self.local.reply(conn, &id, Err(error));
+            self.local.refuse(conn, &id, error);
             return;
         }
         if let Some(name) = &params.name
@@ -400,7 +396,7 @@ impl Owner {
                 "attach",
                 "`name`: 1 to 64 characters without control characters",
             );
-            self.local.reply(conn, &id, Err(error));
+            self.local.refuse(conn, &id, error);
             return;
         }
         let base = slot_key(&params);
@@ -418,7 +414,7 @@ impl Owner {
             return;
         }
         if let Some(error) = self.no_descriptors() {
-            self.local.reply(conn, &id, Err(error));
+            self.local.refuse(conn, &id, error);
             return;
         }
         let key = params.key.as_ref().map_or(params.cwd.clone(), |key| key.as_str().to_owned());
@@ -479,14 +475,9 @@ impl Owner {
             client.subscribed = true;
         }
         self.answer(conn, id, Ok(types::Subscribed { after, head }));
-        let missed: Vec<_> = self
-            .node
-            .inbox(&agent, after)
-            .map(|numbered| super::owner::api_event(numbered.seq, &numbered.event))
-            .collect();
-        for event in missed {
-            let Ok(params) = serde_json::to_value(event) else { continue };
-            if self.local.notify(conn, types::notification::EVENT, params).is_err() {
+        for missed in self.node.inbox(&agent, after) {
+            let event = Pushed { seq: missed.seq, event: &missed.event };
+            if self.local.notify(conn, types::notification::EVENT, &event).is_err() {
                 return;
             }
         }

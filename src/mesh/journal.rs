@@ -20,6 +20,7 @@ pub enum Record {
         /// Its number.
         seq: u64,
         /// The event.
+        #[serde(with = "serde_bytes")]
         event: Vec<u8>,
     },
     /// An agent acknowledged everything up to a number.
@@ -40,6 +41,7 @@ pub enum Record {
         /// Room path.
         path: String,
         /// Request params.
+        #[serde(with = "serde_bytes")]
         params: Vec<u8>,
         /// First queued at.
         queued_at: UnixMillis,
@@ -60,6 +62,7 @@ pub enum Record {
         /// Hex message id.
         message: String,
         /// The event.
+        #[serde(with = "serde_bytes")]
         event: Vec<u8>,
         /// Held since.
         since: UnixMillis,

@@ -1,7 +1,7 @@
 //! Replicated state and who may say what about it: agents, rooms, histories
 //! (`rooms.md` 1.8, decisions 6 and 7). Pure merge rules; nothing here sends.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::records::{
     AgentRecord, AgentStatus, DmMessage, MAX_VERSION, RoomMessage, RoomRecord, RoomType,
@@ -122,17 +122,19 @@ impl HeldRoom {
     }
 }
 
-/// A history with local sequence numbers.
+/// A history with local sequence numbers, which have no gaps.
 #[derive(Clone, Debug)]
 pub struct History<M> {
     next_seq: u64,
     bytes: usize,
-    messages: VecDeque<(u64, M)>,
+    messages: VecDeque<M>,
+    /// Sequence numbers by message id.
+    by_id: HashMap<String, u64>,
 }
 
 impl<M> Default for History<M> {
     fn default() -> Self {
-        Self { next_seq: 1, bytes: 0, messages: VecDeque::new() }
+        Self { next_seq: 1, bytes: 0, messages: VecDeque::new(), by_id: HashMap::new() }
     }
 }
 
@@ -175,9 +177,7 @@ impl<M: Message> History<M> {
     /// Returns the local sequence number when it is new.
     pub fn add(&mut self, mut message: M) -> Option<u64> {
         message.read_by().truncate(MAX_READ_BY);
-        if let Some((_, held)) =
-            self.messages.iter_mut().rev().find(|(_, m)| m.id() == message.id())
-        {
+        if let Some(held) = self.find_mut(message.id()) {
             let readers = std::mem::take(message.read_by());
             for reader in readers {
                 add_reader(held.read_by(), reader);
@@ -187,11 +187,13 @@ impl<M: Message> History<M> {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.bytes += message.weight();
-        self.messages.push_back((seq, message));
+        self.by_id.insert(message.id().to_owned(), seq);
+        self.messages.push_back(message);
         while self.messages.len() > MAX_HISTORY_MESSAGES
             || (self.bytes > MAX_HISTORY_BYTES && self.messages.len() > 1)
         {
-            if let Some((_, old)) = self.messages.pop_front() {
+            if let Some(old) = self.messages.pop_front() {
+                self.by_id.remove(old.id());
                 self.bytes -= old.weight();
             }
         }
@@ -200,8 +202,8 @@ impl<M: Message> History<M> {
 
     /// Notes a reader. True when the message is held.
     pub fn mark_read(&mut self, id: &str, reader: DeviceId) -> bool {
-        match self.messages.iter_mut().rev().find(|(_, m)| m.id() == id) {
-            Some((_, held)) => {
+        match self.find_mut(id) {
+            Some(held) => {
                 add_reader(held.read_by(), reader);
                 true
             }
@@ -211,13 +213,27 @@ impl<M: Message> History<M> {
 
     /// Messages with their sequence numbers, oldest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &M)> {
-        self.messages.iter().map(|(seq, message)| (*seq, message))
+        let first = self.first_seq();
+        self.messages.iter().enumerate().map(move |(at, message)| (first + at as u64, message))
     }
 
     /// The message with this id.
     #[must_use]
     pub fn find(&self, id: &str) -> Option<&M> {
-        self.messages.iter().rev().map(|(_, m)| m).find(|m| m.id() == id)
+        self.messages.get(self.position(id)?)
+    }
+
+    fn find_mut(&mut self, id: &str) -> Option<&mut M> {
+        let position = self.position(id)?;
+        self.messages.get_mut(position)
+    }
+
+    fn position(&self, id: &str) -> Option<usize> {
+        usize::try_from(self.by_id.get(id)? - self.first_seq()).ok()
+    }
+
+    fn first_seq(&self) -> u64 {
+        self.next_seq - self.messages.len() as u64
     }
 }
 
@@ -792,5 +808,16 @@ mod tests {
         assert_eq!(history.add(read), None);
         let held = history.find(&format!("{MAX_HISTORY_MESSAGES:032x}")).unwrap();
         assert_eq!(held.read_by, vec![id(1), id(2)]);
+        // Numbers go on without a gap, and what went is as if it had never been.
+        let kept: Vec<(u64, &str)> = history.iter().map(|(seq, m)| (seq, m.id.as_str())).collect();
+        assert_eq!(kept[0], (11, format!("{:032x}", 10).as_str()));
+        let newest = MAX_HISTORY_MESSAGES as u64 + 10;
+        assert_eq!(kept[kept.len() - 1], (newest, format!("{:032x}", newest - 1).as_str()));
+        assert!(
+            history.find(&message(9).id).is_none() && !history.mark_read(&message(9).id, id(3))
+        );
+        assert_eq!(history.add(message(9)), Some(newest + 1));
+        assert!(history.mark_read(&message(9).id, id(3)));
+        assert_eq!(history.find(&message(9).id).unwrap().read_by, vec![id(1), id(3)]);
     }
 }

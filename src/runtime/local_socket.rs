@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc};
@@ -542,10 +541,19 @@ pub struct LocalHandle {
 
 impl LocalHandle {
     /// Answers a request. Without effect when the connection is gone or has no such request.
-    pub fn reply(&self, conn: ConnId, id: &RequestId, result: Result<Value, ApiError>) {
+    pub fn reply(&self, conn: ConnId, id: &RequestId, result: &impl Serialize) {
+        self.answer(conn, id, || rpc::answer_line(Some(id), result));
+    }
+
+    /// Answers a request that was not done, as [`Self::reply`].
+    pub fn refuse(&self, conn: ConnId, id: &RequestId, error: ApiError) {
+        self.answer(conn, id, || rpc::error_line(Some(id), error));
+    }
+
+    fn answer(&self, conn: ConnId, id: &RequestId, line: impl FnOnce() -> Vec<u8>) {
         let Some(conn) = self.shared.find(conn) else { return };
         if conn.in_flight.lock().remove(id) {
-            conn.outbound.push(rpc::answer_line(Some(id), result));
+            conn.outbound.push(line());
         } else {
             tracing::debug!(event = "local_answer_unasked", conn = conn.id.0);
         }
@@ -555,7 +563,12 @@ impl LocalHandle {
     ///
     /// # Errors
     /// [`NotifyError`]; nothing was sent then.
-    pub fn notify(&self, conn: ConnId, method: &str, params: Value) -> Result<(), NotifyError> {
+    pub fn notify(
+        &self,
+        conn: ConnId,
+        method: &str,
+        params: &impl Serialize,
+    ) -> Result<(), NotifyError> {
         let conn = self.shared.find(conn).ok_or(NotifyError::Closed)?;
         let line = rpc::notification_line(method, params).ok_or(NotifyError::TooLarge)?;
         if conn.outbound.push(line) { Ok(()) } else { Err(NotifyError::Closed) }
@@ -733,7 +746,7 @@ fn refuse(stream: UnixStream, limit: usize) {
         format!("the daemon already serves {limit} connections"),
         "close clients that are no longer used, or raise the descriptor limit (ulimit -n)",
     );
-    let mut line = rpc::answer_line(None, Err(error));
+    let mut line = rpc::error_line(None, error);
     line.push(b'\n');
     // Not through tokio, which has not yet heard that the socket is writable.
     let _ = stream.into_std().and_then(|mut stream| stream.write_all(&line));
@@ -804,7 +817,7 @@ async fn read_requests(
         Ok(Err(end)) => return report_end(conn, end, limits),
         Ok(Ok(line)) => match read_hello(line) {
             Err((id, error)) => {
-                conn.outbound.push(rpc::answer_line(id.as_ref(), Err(error)));
+                conn.outbound.push(rpc::error_line(id.as_ref(), error));
                 return CloseReason::HELLO;
             }
             Ok((id, hello)) => {
@@ -813,7 +826,7 @@ async fn read_requests(
                     api: API_VERSION,
                     limits: ApiLimits::CURRENT,
                 };
-                conn.outbound.push(answer_with(&id, &answer));
+                conn.outbound.push(rpc::answer_line(Some(&id), &answer));
                 shared.conns.lock().insert(conn.id, Arc::clone(conn));
                 *connected = true;
                 let input =
@@ -831,7 +844,7 @@ async fn read_requests(
         };
         match read_request(line, conn, limits) {
             Err((id, error)) => {
-                conn.outbound.push(rpc::answer_line(id.as_ref(), Err(error)));
+                conn.outbound.push(rpc::error_line(id.as_ref(), error));
             }
             Ok((id, request)) => {
                 let input = LocalInput::Request { conn: conn.id, id, request };
@@ -917,12 +930,6 @@ fn typed(raw: RawRequest) -> Result<(RequestId, Request), Fault> {
     raw.request().map_err(|(id, error)| (Some(id), error))
 }
 
-fn answer_with(id: &RequestId, result: &impl Serialize) -> Vec<u8> {
-    let result = serde_json::to_value(result)
-        .map_err(|error| ApiError::plain("internal", error.to_string()));
-    rpc::answer_line(Some(id), result)
-}
-
 fn hello_late(limit: Duration) -> ApiError {
     ApiError::new(
         ApiError::HELLO_REQUIRED,
@@ -932,7 +939,7 @@ fn hello_late(limit: Duration) -> ApiError {
 }
 
 fn refuse_hello(conn: &Conn, error: ApiError) -> CloseReason {
-    conn.outbound.push(rpc::answer_line(None, Err(error)));
+    conn.outbound.push(rpc::error_line(None, error));
     CloseReason::HELLO
 }
 
@@ -950,7 +957,7 @@ fn report_end(conn: &Conn, end: End, limits: &SocketLimits) -> CloseReason {
         ),
     };
     let todo = "send one request a line; write large values to a file and send its path";
-    conn.outbound.push(rpc::answer_line(None, Err(ApiError::new(reason.0, message, todo))));
+    conn.outbound.push(rpc::error_line(None, ApiError::new(reason.0, message, todo)));
     reason
 }
 
@@ -1109,9 +1116,8 @@ impl Outbound {
             state.lines.clear();
         }
         if reason != CloseReason::CLIENT {
-            let params = serde_json::to_value(Closing { reason: reason.0.into() });
-            let line = params.ok().and_then(|p| rpc::notification_line(notification::CLOSING, p));
-            state.lines.extend(line);
+            let closing = Closing { reason: reason.0.into() };
+            state.lines.extend(rpc::notification_line(notification::CLOSING, &closing));
         }
         drop(state);
         self.filled.notify_one();
@@ -1139,11 +1145,15 @@ impl Outbound {
                 let mut chunk = Vec::new();
                 while let Some(line) = state.lines.front()
                     && (chunk.is_empty() || chunk.len() + line.len() < WRITE_CHUNK)
+                    && let Some(line) = state.lines.pop_front()
                 {
-                    chunk.extend_from_slice(line);
-                    chunk.push(b'\n');
                     state.writing += line.len() + LINE_OVERHEAD;
-                    state.lines.pop_front();
+                    if chunk.is_empty() {
+                        chunk = line;
+                    } else {
+                        chunk.extend_from_slice(&line);
+                    }
+                    chunk.push(b'\n');
                 }
                 if !chunk.is_empty() {
                     return Some(chunk);

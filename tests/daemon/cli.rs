@@ -115,7 +115,10 @@ async fn serve(
                     other => answer(other),
                 };
                 requests.push(request);
-                bench.server.handle.reply(conn, &id, answer);
+                match answer {
+                    Ok(answer) => bench.server.handle.reply(conn, &id, &answer),
+                    Err(error) => bench.server.handle.refuse(conn, &id, error),
+                }
             }
         }
     }
@@ -401,7 +404,7 @@ async fn nobody_acts_as_somebody_else() {
         bench.connected().await;
         let (conn, id, _) = bench.request().await;
         let answer = attached(json!("another client has it; you are ann-2"));
-        bench.server.handle.reply(conn, &id, Ok(answer));
+        bench.server.handle.reply(conn, &id, &answer);
         // Nothing is asked in the wrong name.
         bench.disconnected().await;
     };
@@ -469,10 +472,10 @@ async fn listening(bench: &mut Bench) -> (Child, ConnId) {
     let child = start(bench, &["listen", "--as", "ann"]);
     let conn = bench.connected().await;
     let (_, id, _) = bench.request().await;
-    bench.server.handle.reply(conn, &id, Ok(attached(Value::Null)));
+    bench.server.handle.reply(conn, &id, &attached(Value::Null));
     let (_, id, request) = bench.request().await;
     assert_eq!(request, EventsSubscribeParams { after: None }.into());
-    bench.server.handle.reply(conn, &id, Ok(json!({"after": 0, "head": 0})));
+    bench.server.handle.reply(conn, &id, &json!({"after": 0, "head": 0}));
     (child, conn)
 }
 
@@ -484,7 +487,7 @@ async fn listening_prints_lines_and_acknowledges_behind_them() {
     // More than the client buffers, while the acknowledgement is not answered.
     for seq in 1..=200 {
         let event = json!({"seq": seq, "type": "dm", "message": {"content": "a\nb"}});
-        bench.server.handle.notify(conn, "event", event).unwrap();
+        bench.server.handle.notify(conn, "event", &event).unwrap();
     }
     let (_, first, request) = bench.request().await;
     let Request::EventsAck(EventsAckParams { seq: acked }) = request else {
@@ -496,14 +499,14 @@ async fn listening_prints_lines_and_acknowledges_behind_them() {
         assert_eq!(line["seq"], seq);
         assert_eq!(line["message"]["content"], "a\nb");
     }
-    bench.server.handle.reply(conn, &first, Ok(json!({"seq": acked})));
+    bench.server.handle.reply(conn, &first, &json!({"seq": acked}));
     let mut last = acked;
     while last < 200 {
         let (_, id, request) = bench.request().await;
         let Request::EventsAck(ack) = request else { panic!("{request:?}") };
         assert!(ack.seq > last);
         last = ack.seq;
-        bench.server.handle.reply(conn, &id, Ok(json!({"seq": last})));
+        bench.server.handle.reply(conn, &id, &json!({"seq": last}));
     }
     assert_eq!(last, 200);
 
@@ -551,8 +554,8 @@ async fn logs_come_page_by_page_and_then_as_they_happen() {
         let (_, id, request) = bench.request().await;
         assert_eq!(request, LogsParams { follow: Some(true), after: None, max: None }.into());
         let handle = &bench.server.handle;
-        handle.reply(conn, &id, Ok(json!({"events": [event(4)], "more": true})));
-        handle.notify(conn, "log", event(5)).unwrap();
+        handle.reply(conn, &id, &json!({"events": [event(4)], "more": true}));
+        handle.notify(conn, "log", &event(5)).unwrap();
         handle.close(conn, CloseReason::SHUTDOWN);
     };
     let (ran, ()) = tokio::join!(running, daemon);

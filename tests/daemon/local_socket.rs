@@ -39,7 +39,7 @@ impl Bench {
         client.send(r#"{"jsonrpc":"2.0","id":"ping","method":"whoami"}"#).await;
         let (from, id, request) = self.request().await;
         assert_eq!((from, request.method()), (conn, "whoami"));
-        self.server.handle.reply(conn, &id, Ok(json!("pong")));
+        self.server.handle.reply(conn, &id, &json!("pong"));
         assert_eq!(client.recv().await, json!({"jsonrpc": "2.0", "id": "ping", "result": "pong"}));
     }
 }
@@ -167,7 +167,7 @@ async fn a_line_over_a_mebibyte_ends_the_connection_and_one_of_exactly_that_does
     line.push(b'\n');
     client.send_bytes(&line).await;
     let (_, id, _) = bench.request().await;
-    bench.server.handle.reply(conn, &id, Ok(json!(1)));
+    bench.server.handle.reply(conn, &id, &json!(1));
     assert_eq!(client.recv().await["result"], 1);
 
     line.insert(0, b' ');
@@ -238,10 +238,10 @@ async fn requests_of_one_connection_are_answered_in_any_order() {
     let (_, second, request) = bench.request().await;
     assert_eq!(request.method(), "agents.list");
     let handle = bench.server.handle.clone();
-    handle.reply(conn, &second, Ok(json!(2)));
-    handle.reply(conn, &first, Err(ApiError::new("nothing", "no mail", "wait")));
+    handle.reply(conn, &second, &json!(2));
+    handle.refuse(conn, &first, ApiError::new("nothing", "no mail", "wait"));
     // Answered once is answered.
-    handle.reply(conn, &first, Ok(json!("again")));
+    handle.reply(conn, &first, &json!("again"));
     assert_eq!(client.recv().await["id"], "two");
     assert_eq!(client.error("nothing").await["id"], 1);
     bench.serves(&mut client, conn).await;
@@ -260,7 +260,7 @@ async fn too_many_unanswered_requests_and_an_id_in_use_are_refused() {
     let (_, one, _) = bench.request().await;
     let (_, two, _) = bench.request().await;
     assert_eq!((&one, &two), (&RequestId::Number(1), &RequestId::Number(2)));
-    bench.server.handle.reply(conn, &one, Ok(json!(1)));
+    bench.server.handle.reply(conn, &one, &json!(1));
     assert_eq!(client.recv().await["id"], 1);
     bench.serves(&mut client, conn).await;
 }
@@ -305,13 +305,13 @@ async fn who_does_not_read_is_cut_off_and_others_are_not() {
     let handle = bench.server.handle.clone();
     let event = json!({"seq": 1, "type": "dm", "pad": "x".repeat(1_000)});
     let mut sent = 0;
-    while handle.notify(lazy_conn, "event", event.clone()).is_ok() {
+    while handle.notify(lazy_conn, "event", &event).is_ok() {
         sent += 1;
         assert!(sent < 10_000, "ten megabytes were queued for a client that does not read");
         tokio::task::yield_now().await;
     }
     assert_eq!(bench.disconnected().await, (lazy_conn, CloseReason::SLOW_CONSUMER));
-    assert_eq!(handle.notify(lazy_conn, "event", event), Err(NotifyError::Closed));
+    assert_eq!(handle.notify(lazy_conn, "event", &event), Err(NotifyError::Closed));
     assert_eq!(handle.stats().slow_consumers, 1);
     // It finds whole events only, whatever it reads later.
     let mut rest = String::new();
@@ -331,7 +331,7 @@ async fn a_write_that_makes_no_headway_is_given_up() {
     // Far below the outbound limit, but more than a socket buffer takes.
     let event = json!({"seq": 1, "type": "dm", "pad": "x".repeat(900_000)});
     for _ in 0..3 {
-        bench.server.handle.notify(conn, "event", event.clone()).unwrap();
+        bench.server.handle.notify(conn, "event", &event).unwrap();
     }
     assert_eq!(bench.disconnected().await, (conn, CloseReason::SLOW_CONSUMER));
 }
@@ -342,10 +342,10 @@ async fn what_does_not_fit_a_line_is_an_error_and_not_a_longer_line() {
     let (mut client, conn) = bench.greeted().await;
     let big = json!("x".repeat(MAX_LINE_BYTES));
     let handle = bench.server.handle.clone();
-    assert_eq!(handle.notify(conn, "event", big.clone()), Err(NotifyError::TooLarge));
+    assert_eq!(handle.notify(conn, "event", &big), Err(NotifyError::TooLarge));
     client.send(r#"{"jsonrpc":"2.0","id":1,"method":"agents.list"}"#).await;
     let (_, id, _) = bench.request().await;
-    handle.reply(conn, &id, Ok(big));
+    handle.reply(conn, &id, &big);
     client.error("result_too_large").await;
     bench.serves(&mut client, conn).await;
 }
@@ -355,9 +355,9 @@ async fn the_daemon_can_close_and_what_is_queued_arrives_first() {
     let mut bench = Bench::start(SocketLimits::default());
     let (mut client, conn) = bench.greeted().await;
     let handle = bench.server.handle.clone();
-    handle.notify(conn, "event", json!({"seq": 1})).unwrap();
+    handle.notify(conn, "event", &json!({"seq": 1})).unwrap();
     handle.close(conn, CloseReason("replaced"));
-    assert_eq!(handle.notify(conn, "event", json!({"seq": 2})), Err(NotifyError::Closed));
+    assert_eq!(handle.notify(conn, "event", &json!({"seq": 2})), Err(NotifyError::Closed));
     assert_eq!(client.recv().await["params"]["seq"], 1);
     client.closed("replaced").await;
     assert_eq!(bench.disconnected().await, (conn, CloseReason("replaced")));
@@ -519,9 +519,9 @@ async fn the_client_gets_typed_answers_and_notifications() {
         assert_eq!(request, Request::Attach(attach.clone()));
         let answer = json!({"agent": "ab", "name": "ann", "slot": "cli/ann", "seq": 4,
             "ephemeral": false, "reason": null, "newerMember": 1});
-        handle.notify(conn, "event", json!({"seq": 5, "type": "dm"})).unwrap();
-        handle.notify(conn, "future", json!({})).unwrap();
-        handle.reply(conn, &id, Ok(answer));
+        handle.notify(conn, "event", &json!({"seq": 5, "type": "dm"})).unwrap();
+        handle.notify(conn, "future", &json!({})).unwrap();
+        handle.reply(conn, &id, &answer);
     };
     let (attached, ()) = tokio::join!(client.call(attach.clone()), daemon);
     let Attached { name, seq, .. } = attached.unwrap();
@@ -534,7 +534,7 @@ async fn the_client_gets_typed_answers_and_notifications() {
     // An answer that does not fit names the member; one that never comes ends with the connection.
     let daemon = async {
         let (_, id, _) = bench.request().await;
-        handle.reply(conn, &id, Ok(json!({"seq": "five"})));
+        handle.reply(conn, &id, &json!({"seq": "five"}));
     };
     let (acked, ()) = tokio::join!(client.call(EventsAckParams { seq: 5 }), daemon);
     let error = acked.unwrap_err();
@@ -589,7 +589,7 @@ async fn child_with_few_descriptors() {
             }
             LocalInput::Request { conn, id, .. } => {
                 let paused = server.handle.stats().accept_paused;
-                server.handle.reply(conn, &id, Ok(json!({"paused": paused})));
+                server.handle.reply(conn, &id, &json!({"paused": paused}));
             }
             LocalInput::Disconnected { conn, .. } if Some(conn) == first => break,
             LocalInput::Disconnected { .. } => {}

@@ -2,7 +2,7 @@
 //! gets an answer), no batches. Bytes to values and back; nothing is read or written here.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{ApiError, MAX_LINE_BYTES, MAX_REQUEST_ID_BYTES, Request, RequestId};
 
@@ -162,8 +162,13 @@ impl From<ApiError> for ErrorMember {
 ///
 /// # Errors
 /// `line_too_long` when it would be longer than the daemon takes.
-pub fn request_line(id: &RequestId, method: &str, params: Value) -> Result<Vec<u8>, ApiError> {
-    let line = line(json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+pub fn request_line(
+    id: &RequestId,
+    method: &str,
+    params: &impl Serialize,
+) -> Result<Vec<u8>, ApiError> {
+    let line = line(&RequestLine { jsonrpc: VERSION, id, method, params })
+        .map_err(|error| ApiError::invalid_params(method, error))?;
     if line.len() > MAX_LINE_BYTES {
         return Err(ApiError::new(
             ApiError::LINE_TOO_LONG,
@@ -177,39 +182,73 @@ pub fn request_line(id: &RequestId, method: &str, params: Value) -> Result<Vec<u
 /// A line for an answer, without the line feed. A result that does not fit into a line becomes the
 /// error `result_too_large`.
 #[must_use]
-pub fn answer_line(id: Option<&RequestId>, result: Result<Value, ApiError>) -> Vec<u8> {
-    let error = match result {
-        Ok(result) => {
-            let line = line(json!({"jsonrpc": "2.0", "id": id, "result": result}));
-            if line.len() <= MAX_LINE_BYTES {
-                return line;
-            }
-            ApiError::new(
-                ApiError::RESULT_TOO_LARGE,
-                format!("the answer has {} bytes, at most {MAX_LINE_BYTES} fit", line.len()),
-                "ask for fewer entries",
-            )
-        }
-        Err(error) => error,
+pub fn answer_line(id: Option<&RequestId>, result: &impl Serialize) -> Vec<u8> {
+    let error = match line(&AnswerLine { jsonrpc: VERSION, id, result }) {
+        Ok(line) if line.len() <= MAX_LINE_BYTES => return line,
+        Ok(line) => ApiError::new(
+            ApiError::RESULT_TOO_LARGE,
+            format!("the answer has {} bytes, at most {MAX_LINE_BYTES} fit", line.len()),
+            "ask for fewer entries",
+        ),
+        Err(error) => ApiError::plain("internal", format!("cannot answer: {error}")),
     };
-    line(json!({"jsonrpc": "2.0", "id": id, "error": ErrorMember::from(error)}))
+    error_line(id, error)
+}
+
+/// A line for a request that was not done, without the line feed.
+#[must_use]
+pub fn error_line(id: Option<&RequestId>, error: ApiError) -> Vec<u8> {
+    // Numbers and text only: there is nothing that could fail.
+    line(&ErrorLine { jsonrpc: VERSION, id, error: error.into() }).unwrap_or_default()
 }
 
 /// A line for a notification, without the line feed; `None` when it does not fit.
 #[must_use]
-pub fn notification_line(method: &str, params: Value) -> Option<Vec<u8>> {
-    let line = line(json!({"jsonrpc": "2.0", "method": method, "params": params}));
+pub fn notification_line(method: &str, params: &impl Serialize) -> Option<Vec<u8>> {
+    let line = line(&NotificationLine { jsonrpc: VERSION, method, params }).ok()?;
     (line.len() <= MAX_LINE_BYTES).then_some(line)
 }
 
+const VERSION: &str = "2.0";
+
+#[derive(Serialize)]
+struct RequestLine<'a, P> {
+    jsonrpc: &'static str,
+    id: &'a RequestId,
+    method: &'a str,
+    params: &'a P,
+}
+
+#[derive(Serialize)]
+struct AnswerLine<'a, R> {
+    jsonrpc: &'static str,
+    id: Option<&'a RequestId>,
+    result: &'a R,
+}
+
+#[derive(Serialize)]
+struct ErrorLine<'a> {
+    jsonrpc: &'static str,
+    id: Option<&'a RequestId>,
+    error: ErrorMember,
+}
+
+#[derive(Serialize)]
+struct NotificationLine<'a, P> {
+    jsonrpc: &'static str,
+    method: &'a str,
+    params: &'a P,
+}
+
 /// JSON on one line: serde_json escapes every control character inside text.
-fn line(message: Value) -> Vec<u8> {
-    message.to_string().into_bytes()
+fn line(message: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+    serde_json::to_vec(message)
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
 
@@ -263,7 +302,7 @@ mod tests {
     #[test]
     fn errors_cross_with_code_and_todo() {
         let error = ApiError::new("room_not_found", "no room", "list them");
-        let line = answer_line(Some(&RequestId::Number(4)), Err(error.clone()));
+        let line = error_line(Some(&RequestId::Number(4)), error.clone());
         let value: Value = serde_json::from_slice(&line).unwrap();
         assert_eq!(
             value,
@@ -290,11 +329,11 @@ mod tests {
     fn what_does_not_fit_a_line_is_not_written() {
         let big = Value::String("x".repeat(MAX_LINE_BYTES));
         assert_eq!(
-            request_line(&RequestId::Number(1), "send", big.clone()).unwrap_err().code,
+            request_line(&RequestId::Number(1), "send", &big).unwrap_err().code,
             ApiError::LINE_TOO_LONG
         );
-        assert_eq!(notification_line("event", big.clone()), None);
-        let line = answer_line(Some(&RequestId::Number(1)), Ok(big));
+        assert_eq!(notification_line("event", &big), None);
+        let line = answer_line(Some(&RequestId::Number(1)), &big);
         let FromDaemon::Answer(_, Err(error)) = read_from_daemon(&line).unwrap() else {
             panic!("not an error");
         };
@@ -318,7 +357,7 @@ mod tests {
 
         #[test]
         fn lines_hold_no_line_feed(text in ".*\n.*") {
-            let line = notification_line("event", json!({"text": text})).unwrap();
+            let line = notification_line("event", &json!({"text": text})).unwrap();
             prop_assert!(!line.contains(&b'\n'));
             let back = read_from_daemon(&line).unwrap();
             prop_assert_eq!(back, FromDaemon::Notification {
