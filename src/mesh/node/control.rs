@@ -213,7 +213,7 @@ impl Node {
         data_encoding::HEXLOWER.encode(&self.random::<4>())
     }
 
-    fn release_waiter(&mut self, to: AnswerTo) {
+    pub(super) fn release_waiter(&mut self, to: AnswerTo) {
         if let AnswerTo::Session { session, .. } = to
             && let Some(held) = self.sessions.get_mut(&session)
         {
@@ -221,46 +221,46 @@ impl Node {
         }
     }
 
-    /// Which decision is meant: by its id, or by room and requester.
+    /// Answers a waiting request, named by its id or by room and requester. `None`: the command is
+    /// answered once the grant is on disk.
     pub(super) fn decide(
         &mut self,
         agent: DeviceId,
         target: &super::commands::DecisionTarget,
         accept: bool,
         reason: Option<String>,
+        op: OpId,
         now: Now,
-    ) -> Result<CommandResult, CommandError> {
-        let not_pending = || {
-            CommandError::new("not_pending", "nothing like that is waiting; see what is pending")
-        };
+    ) -> Option<Result<CommandResult, CommandError>> {
+        let not_pending = Err(CommandError::new(
+            "not_pending",
+            "nothing like that is waiting; see what is pending",
+        ));
         if let Some(id) = target.mesh_id(&self.mesh_decisions) {
-            return self.decide_mesh(&id, accept, reason, now).ok_or_else(not_pending);
+            return Some(self.decide_mesh(&id, accept, reason, now).map_or(not_pending, Ok));
         }
-        let held = self.agent_mut(&agent).ok_or_else(not_pending)?;
-        let id = target.agent_id(&held.decisions).ok_or_else(not_pending)?;
-        let decision = held.decisions.remove(&id).ok_or_else(not_pending)?;
-        let Some(path) = decision.path else { return Err(not_pending()) };
-        let outcome = if accept {
-            if decision.waiters.is_empty() {
-                // Nobody waits any more: the consent stands, and the next request finds it.
-                self.note_consent(agent, decision.requester, &path, now);
-                ok()
-            } else {
-                self.admit(agent, decision.requester, &path, now)
-            }
-        } else {
-            Outcome::Error { code: "denied".into(), message: reason }
+        let decision = self.agent_mut(&agent).and_then(|held| {
+            let id = target.agent_id(&held.decisions)?;
+            held.decisions.remove(&id)
+        });
+        let Some((decision, path)) = decision.and_then(|d| d.path.clone().map(|path| (d, path)))
+        else {
+            return Some(not_pending);
         };
-        for to in decision.waiters {
-            self.release_waiter(to);
-            self.answer(to, outcome.clone(), now);
-        }
-        match outcome {
-            Outcome::Error { code, .. } if code == "mint_failed" => {
-                Err(CommandError::new("mint_failed", "the token could not be made"))
+        if !accept {
+            let outcome = Outcome::Error { code: "denied".into(), message: reason };
+            for to in decision.waiters {
+                self.release_waiter(to);
+                self.answer(to, outcome.clone(), now);
             }
-            _ => Ok(CommandResult::Done),
+        } else if decision.waiters.is_empty() {
+            // Nobody waits any more: the consent stands, and the next request finds it.
+            self.note_consent(agent, decision.requester, &path, now);
+        } else {
+            self.admit(agent, decision.requester, &path, decision.waiters, Some(op), now);
+            return None;
         }
+        Some(Ok(CommandResult::Done))
     }
 
     fn note_consent(&mut self, agent: DeviceId, requester: DeviceId, path: &RoomPath, now: Now) {

@@ -217,6 +217,8 @@ pub enum Input {
     Committed(Ticket),
     /// A batch could not be stored.
     CommitFailed(Ticket),
+    /// A change of an identity file is on disk, or has failed and been reported.
+    IdentitySaved(Ticket),
     /// Result of [`Output::ProbePids`].
     DeadPids(Vec<DeviceId>),
     /// Time has passed.
@@ -287,6 +289,8 @@ pub enum Output {
     },
     /// Write to an identity file at once.
     SaveIdentity {
+        /// Name for the report.
+        ticket: Ticket,
         /// Whose slot.
         device: DeviceId,
         /// What.
@@ -469,6 +473,13 @@ struct HandOver {
     author_until: u64,
 }
 
+/// Waits for an identity file before anybody is told.
+struct Saving {
+    answers: Vec<AnswerTo>,
+    outcome: Outcome,
+    op: Option<OpId>,
+}
+
 /// The mesh peer of one daemon.
 pub struct Node {
     config: NodeConfig,
@@ -498,6 +509,7 @@ pub struct Node {
     dials: BTreeMap<DialId, DialFor>,
     ops: BTreeMap<OpId, Op>,
     stored: BTreeMap<Ticket, Stored>,
+    saving: BTreeMap<Ticket, Saving>,
     internal: VecDeque<Internal>,
     internal_open: BTreeMap<u64, (DeviceId, DeviceId, Purpose, Option<u64>)>,
     deferred: VecDeque<(Purpose, DeviceId, Option<SessionId>, Outcome)>,
@@ -566,6 +578,7 @@ impl Node {
             dials: BTreeMap::new(),
             ops: BTreeMap::new(),
             stored: BTreeMap::new(),
+            saving: BTreeMap::new(),
             internal: VecDeque::new(),
             internal_open: BTreeMap::new(),
             deferred: VecDeque::new(),
@@ -615,6 +628,7 @@ impl Node {
             Input::Command { op, agent, command } => self.command(op, agent, command, now),
             Input::Committed(ticket) => self.committed(ticket, true),
             Input::CommitFailed(ticket) => self.committed(ticket, false),
+            Input::IdentitySaved(ticket) => self.identity_saved(ticket, now),
             Input::DeadPids(dead) => self.dead_pids(&dead, now),
             Input::Tick => {}
             Input::Shutdown => self.shutdown(now),

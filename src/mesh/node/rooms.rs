@@ -20,7 +20,7 @@ use super::super::wire::token::{self, MintRequest, ParsedToken, VerifyContext};
 use super::requests::{error, ok, ok_with};
 use super::{
     Answer, AnswerTo, CommandError, CommandResult, IdentityChange, Node, Op, OpId, OutRequest,
-    Outcome, Output, Purpose,
+    Outcome, Output, Purpose, Saving, Ticket,
 };
 use crate::codec::cbor::{self, Value};
 use crate::codec::time::UnixMillis;
@@ -81,7 +81,7 @@ impl Node {
         bearer: DeviceId,
         path: &RoomPath,
         now: Now,
-    ) -> Option<CoseSign1> {
+    ) -> Option<(CoseSign1, Option<Ticket>)> {
         let token_id = self.random::<16>();
         let device = self.devices.get_mut(&local)?;
         let expires = now.unix.plus(ROOM_TOKEN_LIFE_MS);
@@ -89,21 +89,41 @@ impl Node {
         let request = MintRequest::new(token_id, bearer, capability::ROOM_MEMBER, scope, expires)
             .delegations(0);
         let token = token::mint(&device.key, now.unix, request).ok()?;
-        let token_id = token_id.to_vec();
-        if bearer != local {
-            if let Some(agent) = device.agent.as_mut() {
-                agent.grants.insert((path.clone(), bearer), token_id.clone());
-            }
-            self.outputs.push_back(Output::SaveIdentity {
-                device: local,
-                change: IdentityChange::IssuedGrant {
-                    path: path.clone(),
-                    member: bearer,
-                    token_id: Some(token_id),
-                },
-            });
+        if bearer == local {
+            return Some((token, None));
         }
-        Some(token)
+        let token_id = token_id.to_vec();
+        if let Some(agent) = device.agent.as_mut() {
+            agent.grants.insert((path.clone(), bearer), token_id.clone());
+        }
+        let ticket = self.save_identity(
+            local,
+            IdentityChange::IssuedGrant {
+                path: path.clone(),
+                member: bearer,
+                token_id: Some(token_id),
+            },
+        );
+        Some((token, Some(ticket)))
+    }
+
+    /// Asks for a change of an identity file; the ticket comes back once it is on disk.
+    fn save_identity(&mut self, device: DeviceId, change: IdentityChange) -> Ticket {
+        let ticket = Ticket(self.id());
+        self.outputs.push_back(Output::SaveIdentity { ticket, device, change });
+        ticket
+    }
+
+    /// A change of an identity file is on disk, or reported as failed: what waited for it goes on.
+    pub(super) fn identity_saved(&mut self, ticket: Ticket, now: Now) {
+        let Some(held) = self.saving.remove(&ticket) else { return };
+        for to in held.answers {
+            self.release_waiter(to);
+            self.answer(to, held.outcome.clone(), now);
+        }
+        if let Some(op) = held.op {
+            self.outputs.push_back(Output::Reply { op, result: Ok(CommandResult::Done) });
+        }
     }
 
     /// Withdraws what was issued to a member, and tells everybody.
@@ -115,10 +135,10 @@ impl Node {
             return;
         };
         let entry = revocation::revoke(&device.key, &token_id, now.unix);
-        self.outputs.push_back(Output::SaveIdentity {
-            device: local,
-            change: IdentityChange::IssuedGrant { path: path.clone(), member, token_id: None },
-        });
+        self.save_identity(
+            local,
+            IdentityChange::IssuedGrant { path: path.clone(), member, token_id: None },
+        );
         let remotes: Vec<DeviceId> = self
             .routes
             .range((local, DeviceId([0; 32]))..=(local, DeviceId([255; 32])))
@@ -138,19 +158,15 @@ impl Node {
         if let Some(held) = self.agent_mut(&agent) {
             held.tokens.insert(path.clone(), token.clone());
         }
-        self.outputs.push_back(Output::SaveIdentity {
-            device: agent,
-            change: IdentityChange::RoomToken { path: path.clone(), token: Some(token) },
-        });
+        let change = IdentityChange::RoomToken { path: path.clone(), token: Some(token) };
+        self.save_identity(agent, change);
     }
 
     pub(super) fn give_up_token(&mut self, agent: DeviceId, path: &RoomPath) {
         let had = self.agent_mut(&agent).is_some_and(|held| held.tokens.remove(path).is_some());
         if had {
-            self.outputs.push_back(Output::SaveIdentity {
-                device: agent,
-                change: IdentityChange::RoomToken { path: path.clone(), token: None },
-            });
+            let change = IdentityChange::RoomToken { path: path.clone(), token: None };
+            self.save_identity(agent, change);
         }
     }
 
@@ -195,22 +211,46 @@ impl Node {
                 || (room.kind == RoomType::Public && !put_out)
         });
         if admitted {
-            return Answer::Now(self.admit(local, from, &path, now));
+            self.admit(local, from, &path, vec![to], None, now);
+            return Answer::Later;
         }
         self.ask_agent(local, from, session, to, path, now)
     }
 
-    /// Lets a requester into a room (or conversation) of ours.
+    /// Lets a requester into a room (or conversation) of ours. Nobody is told before the grant is
+    /// on disk: a crash must not undo what was said (decision 4).
     pub(super) fn admit(
         &mut self,
         local: DeviceId,
         member: DeviceId,
         path: &RoomPath,
+        answers: Vec<AnswerTo>,
+        op: Option<OpId>,
+        now: Now,
+    ) {
+        let Some((token, Some(ticket))) = self.issue_room_token(local, member, path, now) else {
+            for to in answers {
+                self.release_waiter(to);
+                self.answer(to, error("mint_failed"), now);
+            }
+            if let Some(op) = op {
+                self.fail(op, CommandError::new("mint_failed", "the token could not be made"));
+            }
+            return;
+        };
+        let outcome = self.let_member_in(local, member, path, &token, now);
+        self.saving.insert(ticket, Saving { answers, outcome, op });
+    }
+
+    /// The record of a new member, and what the others hear; what the member is answered.
+    fn let_member_in(
+        &mut self,
+        local: DeviceId,
+        member: DeviceId,
+        path: &RoomPath,
+        token: &CoseSign1,
         now: Now,
     ) -> Outcome {
-        let Some(token) = self.issue_room_token(local, member, path, now) else {
-            return error("mint_failed");
-        };
         let Some(before) = self.replica.room(path).map(|room| room.members.clone()) else {
             let members = members_value(&[local, member]);
             return ok_with([("granted-token", token.to_value()), ("members", members)]);
@@ -706,7 +746,7 @@ impl Node {
         if self.replica.room(&path).is_some() {
             return Err(CommandError::new("room_exists", format!("room {path} exists already")));
         }
-        let token = self.issue_room_token(agent, agent, &path, now).ok_or_else(|| {
+        let (token, _) = self.issue_room_token(agent, agent, &path, now).ok_or_else(|| {
             CommandError::new("mint_failed", "the room's token could not be made")
         })?;
         let mut room = RoomRecord {
@@ -1129,7 +1169,7 @@ impl Node {
             self.fail(op, CommandError::new("already_member", "that agent is in the room already"));
             return;
         }
-        let Some(token) = self.issue_room_token(agent, invitee, &path, now) else {
+        let Some((token, _)) = self.issue_room_token(agent, invitee, &path, now) else {
             self.fail(op, CommandError::new("mint_failed", "the invitation could not be made"));
             return;
         };

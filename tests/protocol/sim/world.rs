@@ -1298,7 +1298,8 @@ impl World {
                 let event = Event::CommitEnds { host, life, ticket, number };
                 self.schedule(submission.takes_ms, event);
             }
-            Output::SaveIdentity { device, change } => {
+            Output::SaveIdentity { ticket, device, change } => {
+                self.input_later(host, 1, Input::IdentitySaved(ticket));
                 let Some(slot) = self.slots.get_mut(&device) else { return };
                 assert!(slot.in_service, "seed {}: wrote to a slot given up", self.seed);
                 match change {
