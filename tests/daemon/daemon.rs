@@ -154,6 +154,11 @@ impl Daemon {
         self.status().await.device
     }
 
+    /// Waits until it has a session with a device.
+    pub async fn has_met(&self, device: &str) {
+        self.log.wait(0, "the peer", |l| l["event"] == "peer_up" && l["device"] == device).await;
+    }
+
     pub async fn kill(mut self) -> Arc<tempfile::TempDir> {
         self.child.kill().await.unwrap();
         Arc::clone(&self.home)

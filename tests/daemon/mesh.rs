@@ -17,9 +17,7 @@ async fn two_daemons_meet_and_their_agents_talk() {
     let (one, two) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
     let mut alice = one.agent("alice").await;
     let mut bob = two.agent("bob").await;
-    one.log
-        .wait(0, "bob's peer", |l| l["event"] == "peer_up" && l["device"] == bob.id.as_str())
-        .await;
+    tokio::join!(one.has_met(&bob.id), two.has_met(&alice.id));
     alice.befriend(&mut bob).await;
 
     let room = alice
@@ -73,7 +71,7 @@ async fn a_killed_holder_is_followed_and_its_agent_gets_what_it_missed() {
     two.event("port_joined").await;
     let mut alice = one.agent("alice").await;
     let mut bob = two.agent("bob").await;
-    one.log.wait(0, "bob", |l| l["event"] == "peer_up" && l["device"] == bob.id.as_str()).await;
+    tokio::join!(one.has_met(&bob.id), two.has_met(&alice.id));
     alice.befriend(&mut bob).await;
     let alice_id = alice.id.clone();
     drop(alice);
@@ -157,7 +155,7 @@ async fn a_stop_hands_the_port_over_and_says_goodbye() {
     two.event("port_joined").await;
     let mut alice = one.agent("alice").await;
     let mut bob = two.agent("bob").await;
-    two.log.wait(0, "alice", |l| l["event"] == "peer_up" && l["device"] == alice.id.as_str()).await;
+    tokio::join!(one.has_met(&bob.id), two.has_met(&alice.id));
     // Each has the other's record once messages have gone both ways.
     alice.befriend(&mut bob).await;
     let (code, log) = one.stop().await;
@@ -246,7 +244,7 @@ async fn a_stranger_with_any_certificate_learns_nothing_private() {
     let (one, two) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
     let alice = one.agent("alice").await;
     let bob = two.agent("bob").await;
-    one.log.wait(0, "bob", |l| l["event"] == "peer_up" && l["device"] == bob.id.as_str()).await;
+    tokio::join!(one.has_met(&bob.id), two.has_met(&alice.id));
     for (name, kind) in [
         ("open", commsd::api::types::RoomType::Public),
         ("closed", commsd::api::types::RoomType::Private),
