@@ -130,6 +130,11 @@ pub(super) fn duration(ms: u64) -> String {
     }
 }
 
+/// A room as people name it: the part behind the owner's id.
+fn room_label(path: &str) -> String {
+    path.split_once('/').map_or_else(|| path.to_owned(), |(_, name)| name.to_owned())
+}
+
 /// A mailbox event on one line for people. Members of types that are not known here follow as
 /// `name=value`.
 pub(super) fn event_line(event: &Event) -> String {
@@ -139,6 +144,8 @@ pub(super) fn event_line(event: &Event) -> String {
         Some(other) => other.to_string(),
     };
     let member = |name: &str| text(event.body.get(name));
+    let who = |name: &str| short(&member(name));
+    let room = || room_label(&member("room"));
     let message = |name: &str| text(event.body.get("message").and_then(|m| m.get(name)));
     let delivery = |name: &str| text(event.body.get("delivery").and_then(|d| d.get(name)));
     let prefix = match message("streamingBehavior").as_str() {
@@ -148,27 +155,28 @@ pub(super) fn event_line(event: &Event) -> String {
     };
     let line = match event.kind() {
         "room_message" => {
-            format!("{prefix}[{}] {}: {}", message("room"), message("from"), message("content"))
+            let room = room_label(&message("room"));
+            format!("{prefix}[{room}] {}: {}", short(&message("from")), message("content"))
         }
-        "dm" => format!("{prefix}DM {}: {}", message("from"), message("content")),
+        "dm" => format!("{prefix}DM {}: {}", short(&message("from")), message("content")),
         "room_invite" => format!(
             "{} invites to \"{}\" {}",
             member("fromName"),
-            member("room"),
+            room(),
             member("roomDescription")
         ),
-        "member_joined" => format!("{} joined {}", member("agent"), member("room")),
-        "member_left" => format!("{} left {}", member("agent"), member("room")),
+        "member_joined" => format!("{} joined {}", who("agent"), room()),
+        "member_left" => format!("{} left {}", who("agent"), room()),
         "member_status" => {
-            format!("{} is {} in {}", member("agent"), member("status"), member("room"))
+            format!("{} is {} in {}", who("agent"), member("status"), room())
         }
         "delivery_status" => {
-            let detail = [delivery("reason"), delivery("code"), member("room")];
+            let detail = [delivery("reason"), delivery("code")];
             let detail: Vec<_> = detail.into_iter().filter(|part| !part.is_empty()).collect();
             format!(
                 "message {} to {}: {} {}",
                 member("messageId"),
-                member("agent"),
+                who("agent"),
                 delivery("status"),
                 detail.join(" ")
             )
@@ -176,24 +184,41 @@ pub(super) fn event_line(event: &Event) -> String {
         "invite_declined" => format!(
             "{} declined the invite to {}: \"{}\"",
             member("agentName"),
-            member("room"),
+            room(),
             member("reason")
         ),
         "name_changed" => {
             format!("{} is now called {}", member("oldName"), member("newName"))
         }
-        "room_join_request" => {
-            format!("{} asks to join {}", member("requesterId"), member("room"))
+        "room_join_request" if member("room").contains('+') => {
+            format!("{} asks to send you direct messages", who("requesterId"))
         }
+        "room_join_request" => format!("{} asks to join {}", who("requesterId"), room()),
+        "room_members" => {
+            let members = event.body.get("members").and_then(Value::as_array);
+            let names: Vec<String> = members
+                .into_iter()
+                .flatten()
+                .map(|member| {
+                    let part = |name| text(member.get(name));
+                    format!("{} {} ({})", part("name"), short(&part("id")), part("status"))
+                })
+                .collect();
+            format!("in {}: {}", room(), names.join(", "))
+        }
+        "join_outcome" if event.body.get("accepted") == Some(&Value::Bool(true)) => {
+            format!("you are in {}", room())
+        }
+        "join_outcome" => format!("you are not let into {}: {}", room(), member("reason")),
         "capability_request" => format!(
             "{} asks for \"{}\" (request {})",
-            member("requesterDevice"),
+            who("requesterDevice"),
             member("capability"),
             member("requestId")
         ),
         "connection_request" => format!(
-            "{} ({}, fingerprint {}) asks to connect",
-            member("peerId"),
+            "machine {} ({}, fingerprint {}) asks to be let in",
+            who("peerId"),
             member("name"),
             member("fingerprint")
         ),

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::logging::{emit, event};
 use crate::codec::time::UnixMillis;
@@ -16,6 +16,7 @@ use crate::identity::keyfile::{Change, Opening};
 use crate::identity::lock::{self, Claim, HeldLock};
 use crate::identity::process::SystemProcesses;
 use crate::identity::slot::{SlotFile, SlotName, SlotTable};
+use crate::mesh::journal::Ticket;
 use crate::mesh::node::IdentityChange;
 use crate::mesh::wire::cose::CoseSign1;
 use crate::mesh::wire::room_path::RoomPath;
@@ -68,7 +69,7 @@ pub struct OpenError {
 
 enum Work {
     Open(SlotRequest, oneshot::Sender<Result<OpenSlot, OpenError>>),
-    Save(DeviceId, IdentityChange),
+    Save(Ticket, DeviceId, IdentityChange),
     Close(DeviceId, Option<oneshot::Sender<()>>),
 }
 
@@ -79,19 +80,20 @@ pub struct Identities {
 }
 
 impl Identities {
-    /// Starts the thread for the directory. It ends when the last handle is dropped, and releases
-    /// every lock it holds.
+    /// Starts the thread for the directory; `saved` hears of every change that is on disk. It ends
+    /// when the last handle is dropped, and releases every lock it holds.
     ///
     /// # Errors
     /// When the thread cannot be started.
     pub fn start(
         dir: BaseDir,
         entropy: OsEntropy,
+        saved: mpsc::Sender<Ticket>,
     ) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
         let (work, todo) = sync_channel(MAX_WAITING);
         let thread = std::thread::Builder::new()
             .name("identities".into())
-            .spawn(move || Thread { dir, entropy, slots: HashMap::new() }.run(&todo))?;
+            .spawn(move || Thread { dir, entropy, saved, slots: HashMap::new() }.run(&todo))?;
         Ok((Self { work }, thread))
     }
 
@@ -113,10 +115,15 @@ impl Identities {
     }
 
     /// Stores a change. What cannot be stored is an event.
-    pub fn save(&self, device: DeviceId, change: IdentityChange) {
-        if self.work.try_send(Work::Save(device, change)).is_err() {
+    ///
+    /// `false`: it was not even taken, which has been reported; no ticket will come.
+    #[must_use]
+    pub fn save(&self, ticket: Ticket, device: DeviceId, change: IdentityChange) -> bool {
+        let taken = self.work.try_send(Work::Save(ticket, device, change)).is_ok();
+        if !taken {
             report(device, "identities_busy", "too many changes wait for the disk");
         }
+        taken
     }
 
     /// Releases a slot; the receiver completes once its lock is gone.
@@ -146,6 +153,7 @@ struct Held {
 struct Thread {
     dir: BaseDir,
     entropy: OsEntropy,
+    saved: mpsc::Sender<Ticket>,
     slots: HashMap<DeviceId, Held>,
 }
 
@@ -163,7 +171,11 @@ impl Thread {
                         self.slots.remove(&device);
                     }
                 }
-                Work::Save(device, change) => self.save(device, &change),
+                Work::Save(ticket, device, change) => {
+                    self.save(device, &change);
+                    // An owner that has ended waits for nothing.
+                    let _ = self.saved.blocking_send(ticket);
+                }
                 Work::Close(device, tell) => {
                     self.slots.remove(&device);
                     if let Some(tell) = tell {

@@ -43,6 +43,8 @@ const LOCAL_QUEUE: usize = 1024;
 /// Threads for everything that does not block: one for the owner of the state, and one for what
 /// goes on beside it, cryptography above all. More would cost memory and gain nothing.
 const WORKERS: usize = 2;
+/// Reports of identity changes on disk; the thread waits when it is full.
+const SAVED_QUEUE: usize = 1024;
 /// Attaches whose slots are being opened.
 const OPENING_QUEUE: usize = 256;
 /// Bytes of events or messages in one answer: fits a line with room for escapes.
@@ -231,8 +233,10 @@ pub async fn serve(
     let now = unix_now();
     let (user, _) = IssuerFile::open(&base, IssuerKind::User, now, &mut entropy)?;
     let (machine, _) = IssuerFile::open(&base, IssuerKind::Machine, now, &mut entropy)?;
-    let (identities, identities_thread) = Identities::start(base.clone(), OsEntropy::open()?)
-        .map_err(StartError::io("start the identities thread"))?;
+    let (saved_tickets, saved) = mpsc::channel(SAVED_QUEUE);
+    let (identities, identities_thread) =
+        Identities::start(base.clone(), OsEntropy::open()?, saved_tickets)
+            .map_err(StartError::io("start the identities thread"))?;
     let own = identities
         .open(SlotRequest {
             harness: DAEMON_HARNESS.into(),
@@ -254,7 +258,7 @@ pub async fn serve(
     let (hub, mesh) = Hub::new(HubOptions {
         daemon: own.key.id(),
         port: config.port,
-        limits: TransportLimits::default(),
+        limits: TransportLimits::with_descriptors(descriptors),
     });
     let data_port = hub.add_device(&own.key, &own.certificate)?;
     let mut network_port = None;
@@ -333,7 +337,7 @@ pub async fn serve(
     emit(&event("ready").with("device", device));
     notify(&[sd_notify::NotifyState::Ready]);
     started(&config);
-    let owner = owner.run(Sources { mesh, local, opened, stop }).await;
+    let owner = owner.run(Sources { mesh, local, opened, saved, stop }).await;
     notify(&[sd_notify::NotifyState::Stopping]);
     emit(&event("stopping").with("reason", "asked"));
     socket_stop.cancel();

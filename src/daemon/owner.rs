@@ -20,6 +20,7 @@ use crate::identity::device::DeviceId;
 use crate::identity::files::BaseDir;
 use crate::identity::process::{Liveness, Processes as _, SystemProcesses};
 use crate::mesh::events::DeliveryEvent;
+use crate::mesh::journal::Ticket;
 use crate::mesh::node::{AddDevice, AgentSpec, Input, Node, OpId, Output};
 use crate::mesh::records::Now;
 use crate::runtime::clock::Clock;
@@ -123,6 +124,7 @@ pub(super) struct Sources {
     pub mesh: Inputs,
     pub local: mpsc::Receiver<LocalInput>,
     pub opened: mpsc::Receiver<Opening>,
+    pub saved: mpsc::Receiver<Ticket>,
     pub stop: CancellationToken,
 }
 
@@ -139,8 +141,8 @@ impl Owner {
             }
             let deadline = self.deadline().min(drain_until.unwrap_or(u64::MAX));
             let wake = self.clock.instant(deadline);
+            // Fair: no source can keep the others waiting.
             tokio::select! {
-                biased;
                 () = sources.stop.cancelled(), if drain_until.is_none() => {
                     drain_until = Some(self.clock.now().mono + DRAIN_MS);
                     self.inputs.push_back(Input::Shutdown);
@@ -162,6 +164,9 @@ impl Owner {
                     }
                 }
                 Some(opening) = sources.opened.recv() => self.opened(opening),
+                Some(ticket) = sources.saved.recv() => {
+                    self.inputs.push_back(Input::IdentitySaved(ticket));
+                }
                 () = self.ring.grown() => {}
                 () = watchdog.due() => {}
                 _ = look_at_health.tick() => drop(self.look_at_health()),
@@ -209,7 +214,11 @@ impl Owner {
                 };
                 self.inputs.push_back(done);
             }
-            Output::SaveIdentity { device, change } => self.identities.save(device, change),
+            Output::SaveIdentity { ticket, device, change } => {
+                if !self.identities.save(ticket, device, change) {
+                    self.inputs.push_back(Input::IdentitySaved(ticket));
+                }
+            }
             Output::AgentEvent { agent, seq, event } => self.agent_event(agent, seq, &event),
             Output::Reply { op, result } => self.command_answered(op, result),
             Output::ProbePids(agents) => {

@@ -27,6 +27,8 @@ pub const MAX_QUEUED_MS: u64 = 24 * 3600 * 1000;
 pub const MAX_COPIES: usize = 100;
 /// Recipients for whom copies are held.
 pub const MAX_COPY_RECIPIENTS: usize = 1024;
+/// Refusals of a copy by its recipient after which it is given up.
+pub const MAX_REFUSALS: u32 = 3;
 /// Undelivered events of one agent that ride in a snapshot (the reference's bound).
 pub const MAX_REPLICATED: usize = 100;
 
@@ -97,17 +99,13 @@ impl Mailbox {
         Ok(seq)
     }
 
-    /// Takes back an event that could not be stored.
-    pub fn retract(&mut self, seq: u64) {
-        if let Some(index) = self.events.iter().position(|held| held.seq == seq)
-            && let Some(held) = self.events.remove(index)
-        {
-            self.bytes -= held.bytes;
-            if let Some(key) = held.event.message_key() {
-                self.seen.remove(&key);
-                self.seen_order.retain(|seen| *seen != key);
-            }
-        }
+    /// The unacknowledged event that carries this message.
+    #[must_use]
+    pub fn waiting(&self, key: &(DeviceId, String)) -> Option<&Numbered> {
+        self.events.iter().rev().find(|held| {
+            held.event.message_id() == Some(&key.1)
+                && held.event.message_key().as_ref() == Some(key)
+        })
     }
 
     /// Whether this message was taken before (decision 1: by ids, never by history).
@@ -286,18 +284,16 @@ impl Outgoing {
         expired
     }
 
-    /// Takes what is queued for one recipient on one path (a refused first DM takes the others
-    /// with it).
-    pub fn take_path(&mut self, recipient: &DeviceId, path: &RoomPath) -> Vec<Queued> {
-        let Some(queue) = self.queues.get_mut(recipient) else { return Vec::new() };
-        let (taken, kept): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(queue).into_iter().partition(|entry| entry.path == *path);
-        if kept.is_empty() {
+    /// Takes a queued message, which has reached its recipient by another way.
+    pub fn take_message(&mut self, recipient: &DeviceId, message_id: &str) -> Option<Queued> {
+        let queue = self.queues.get_mut(recipient)?;
+        let index =
+            queue.iter().position(|entry| entry.message_id.as_deref() == Some(message_id))?;
+        let taken = queue.remove(index);
+        if queue.is_empty() {
             self.queues.remove(recipient);
-        } else {
-            *queue = kept;
         }
-        taken.into()
+        taken
     }
 
     /// Queued requests, with their recipients.
@@ -320,6 +316,8 @@ pub struct HeldCopy {
     pub event: DeliveryEvent,
     /// Held since.
     pub since: UnixMillis,
+    /// How often the recipient has refused it.
+    refusals: u32,
 }
 
 /// Copies by recipient, then author and message id.
@@ -341,7 +339,7 @@ impl Copies {
         if held.contains_key(&key) || held.len() >= MAX_COPIES {
             return false;
         }
-        held.insert(key, HeldCopy { event, since: now });
+        held.insert(key, HeldCopy { event, since: now, refusals: 0 });
         true
     }
 
@@ -359,14 +357,25 @@ impl Copies {
         copies
     }
 
-    /// Lets one go. True when it was held.
-    pub fn release(&mut self, recipient: &DeviceId, key: &(DeviceId, String)) -> bool {
-        let Some(held) = self.by_recipient.get_mut(recipient) else { return false };
-        let was = held.remove(key).is_some();
+    /// Lets one go; `None` when it was not held.
+    pub fn release(&mut self, recipient: &DeviceId, key: &(DeviceId, String)) -> Option<HeldCopy> {
+        let held = self.by_recipient.get_mut(recipient)?;
+        let copy = held.remove(key);
         if held.is_empty() {
             self.by_recipient.remove(recipient);
         }
-        was
+        copy
+    }
+
+    /// The recipient refused one. True when it has done so often enough to be believed.
+    pub fn refused(&mut self, recipient: &DeviceId, key: &(DeviceId, String)) -> bool {
+        match self.by_recipient.get_mut(recipient).and_then(|held| held.get_mut(key)) {
+            Some(copy) => {
+                copy.refusals += 1;
+                copy.refusals >= MAX_REFUSALS
+            }
+            None => false,
+        }
     }
 
     /// Takes every copy older than the age bound.
@@ -472,11 +481,13 @@ mod tests {
     }
 
     #[test]
-    fn a_retracted_event_may_come_again() {
+    fn a_message_waits_until_it_is_acknowledged_and_stays_seen() {
         let mut mailbox = Mailbox::default();
         let seq = mailbox.push(Arc::new(dm(1)), 10, UnixMillis(0)).unwrap();
-        mailbox.retract(seq);
-        assert!(mailbox.is_empty() && !mailbox.has_seen(&(id(1), format!("{:032x}", 1))));
+        let key = (id(1), format!("{:032x}", 1));
+        assert_eq!(mailbox.waiting(&key).map(|held| held.seq), Some(seq));
+        mailbox.acknowledge(seq);
+        assert!(mailbox.waiting(&key).is_none() && mailbox.has_seen(&key));
     }
 
     #[test]
@@ -511,7 +522,7 @@ mod tests {
         assert!(!copies.hold(id(2), dm(1), UnixMillis(6)));
         assert!(!copies.hold(id(2), info(), UnixMillis(6)));
         assert_eq!(copies.for_recipient(&id(2)).len(), 1);
-        assert!(copies.release(&id(2), &(id(1), format!("{:032x}", 1))));
+        assert!(copies.release(&id(2), &(id(1), format!("{:032x}", 1))).is_some());
         assert!(copies.is_empty());
         copies.hold(id(2), dm(1), UnixMillis(5));
         assert_eq!(copies.expire(UnixMillis(5 + MAX_QUEUED_MS)).len(), 1);

@@ -1,7 +1,7 @@
 //! The coordinator role: term-based claims (`transport.md` 3.2, 3.3; decision 8).
 //! Decides what to accept and when to claim; sends nothing itself.
 
-use super::wire::claim::{Claim, Evaluation};
+use super::wire::claim::{Claim, Evaluation, MAX_TERM};
 use crate::identity::device::DeviceId;
 
 /// How long a store waits to be told of a holder before it claims (the reference's ordinary
@@ -45,6 +45,8 @@ impl Election {
             (Evaluation::Rejected, _) => Verdict::Ignored,
             (Evaluation::Retained, Some(held)) if held != claim => Verdict::AnswerHeld(held),
             (Evaluation::Retained, _) => Verdict::Ignored,
+            // Nobody could follow a holder that is gone: such a claim would pin the role for ever.
+            (Evaluation::Accepted, _) if !reachable && is_at_cap(&claim) => Verdict::Ignored,
             (Evaluation::Accepted, _) => {
                 self.accepted = Some(claim);
                 self.claim_at = None;
@@ -71,6 +73,9 @@ impl Election {
     /// The accepted holder is no longer reachable. `successor`: the lowest id among our devices
     /// and the enrolled peers; `ours`: it is one of our devices, which then claims at once.
     pub fn holder_departed(&mut self, successor: DeviceId, ours: bool, now: u64) -> Option<Claim> {
+        if self.accepted.as_ref().is_some_and(is_at_cap) {
+            self.accepted = None;
+        }
         if ours {
             self.claim(successor)
         } else {
@@ -101,10 +106,14 @@ impl Election {
     }
 }
 
+/// Whether no claim can have a higher term.
+fn is_at_cap(claim: &Claim) -> bool {
+    claim.term >= MAX_TERM
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh::wire::claim::MAX_TERM;
 
     fn id(n: u8) -> DeviceId {
         DeviceId([n; 32])
@@ -151,6 +160,12 @@ mod tests {
         let mut e = Election::default();
         assert_eq!(e.incoming(claim(MAX_TERM, 1), true, 0), Verdict::Accepted);
         assert_eq!(e.incoming(claim(MAX_TERM + 1, 1), true, 0), Verdict::Ignored);
+        // Gone for those who wait as well: they forget it, and nobody brings it back.
+        assert_eq!(e.holder_departed(id(2), false, 0), None);
+        assert_eq!(e.accepted(), None);
+        assert_eq!(e.incoming(claim(MAX_TERM, 1), false, 0), Verdict::Ignored);
+        assert_eq!(e.incoming(claim(0, 2), true, 0), Verdict::Accepted);
+        e.incoming(claim(MAX_TERM, 1), true, 0);
         assert_eq!(e.holder_departed(id(2), true, 0), Some(claim(0, 2)));
     }
 }

@@ -171,6 +171,12 @@ impl Formation {
         self.peers.get(id)
     }
 
+    /// Whether a session that one of our devices dialled to this peer is open.
+    #[must_use]
+    pub fn is_dialled(&self, id: &DeviceId) -> bool {
+        self.peers.get(id).is_some_and(|peer| peer.dials.values().any(|dial| dial.open))
+    }
+
     /// Takes a peer out.
     pub fn forget(&mut self, id: &DeviceId) {
         if let Some(peer) = self.peers.remove(id) {

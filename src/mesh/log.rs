@@ -79,6 +79,7 @@ pub const CATALOGUE: &[Spec] = &[
     ("holder_changed", Level::Info, &["holder", "term"], "another holder was accepted"),
     ("agent_added", Level::Info, &["agent", "data_port"], "an agent came into service"),
     ("agent_removed", Level::Info, &["agent"], "an agent left service"),
+    ("agent_seen", Level::Info, &["agent"], "gossip tells of an agent for the first time"),
     ("agent_offline", Level::Info, &["agent"], "the holder of the role announced a departure"),
     (
         "message_accepted",

@@ -37,6 +37,25 @@ pub struct Speaker {
     pub same_user: bool,
 }
 
+/// Where the owner of a room is, as far as a statement about the room goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Elsewhere, and not to be reached.
+    Away,
+    /// Elsewhere, with a session here: nobody need speak for it.
+    Here,
+    /// One of our devices. `restored`: it holds its own token for the room, so the room is not
+    /// destroyed, and what peers remember of it helps after a restart.
+    Ours {
+        /// Whether copies of others count.
+        restored: bool,
+    },
+}
+
+/// An owner that takes a room back from its peers goes on this far above their version, so that
+/// no stamp of before the restart, wherever it turns up, is above a later one.
+pub const RESTORED_VERSION_STEP: u64 = 1 << 20;
+
 /// What a statement did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Merge {
@@ -66,6 +85,41 @@ pub struct HeldRoom {
     pub hearsay: bool,
     /// Members whose last leave was stated by the owner: only the owner re-joins them.
     pub owner_leaves: BTreeSet<DeviceId>,
+}
+
+impl HeldRoom {
+    /// Unites with another copy: newer texts win, and of each stamp the higher.
+    fn take(&mut self, incoming: RoomRecord) {
+        let record = &mut self.record;
+        if incoming.version >= record.version {
+            record.version = incoming.version;
+            record.name = incoming.name;
+            record.kind = incoming.kind;
+            record.created_at = incoming.created_at;
+            record.description = incoming.description;
+        }
+        merge_stamps(&mut record.member_joins, &incoming.member_joins);
+        merge_stamps(&mut record.member_leaves, &incoming.member_leaves);
+        merge_stamps(&mut record.invited_joins, &incoming.invited_joins);
+        merge_stamps(&mut record.invited_leaves, &incoming.invited_leaves);
+    }
+
+    /// Its owner, ours, goes on from what others remember of it.
+    fn restore(&mut self) {
+        self.hearsay = true;
+        self.record.version = (self.record.version + RESTORED_VERSION_STEP).min(MAX_VERSION);
+    }
+
+    /// Notes who is out by a record that counts as the owner's.
+    fn note_leaves(&mut self) {
+        for (agent, leave) in &self.record.member_leaves {
+            if self.record.member_joins.get(agent).is_none_or(|join| leave >= join) {
+                self.owner_leaves.insert(*agent);
+            } else {
+                self.owner_leaves.remove(agent);
+            }
+        }
+    }
 }
 
 /// A history with local sequence numbers, which have no gaps.
@@ -352,12 +406,12 @@ impl Replica {
         self.rooms.get(path).is_some_and(|held| held.owner_leaves.contains(agent))
     }
 
-    /// A statement about a room. `owned_here`: its owner is one of our devices.
+    /// A statement about a room.
     pub fn merge_room(
         &mut self,
         mut incoming: RoomRecord,
         speaker: Speaker,
-        owned_here: bool,
+        owner: Owner,
     ) -> (Merge, Option<RoomPath>) {
         let Ok(path) = RoomPath::parse(&incoming.id) else {
             return (Merge::Refused("bad_room_path"), None);
@@ -377,58 +431,74 @@ impl Replica {
         if incoming.version > MAX_VERSION || highest_stamp(&incoming) > MAX_VERSION {
             return (Merge::Refused("version_too_high"), None);
         }
-        let own_word = incoming.owner == speaker.device && !owned_here;
+        let ours = matches!(owner, Owner::Ours { .. });
+        let own_word = incoming.owner == speaker.device && !ours;
         let Some(held) = self.rooms.get_mut(&path) else {
-            if owned_here {
-                // Our own room that we do not know: destroyed, or invented.
-                return (Merge::Refused("unknown_own_room"), None);
-            }
-            if !own_word && !speaker.same_user {
-                return (Merge::Refused("not_authorised"), None);
+            if !own_word {
+                let refused = match owner {
+                    // Destroyed, or invented.
+                    Owner::Ours { restored: false } => Some("unknown_own_room"),
+                    _ if !speaker.same_user => Some("not_authorised"),
+                    // The owner tells us what is for us; somebody else may not have heard the end
+                    // of it.
+                    Owner::Here => Some("owner_speaks_for_itself"),
+                    _ => None,
+                };
+                if let Some(reason) = refused {
+                    return (Merge::Refused(reason), Some(path));
+                }
             }
             if self.rooms.len() >= MAX_ROOMS {
                 return (Merge::Refused("too_many_rooms"), None);
             }
             incoming.recompute_views();
-            self.rooms.insert(
-                path.clone(),
-                HeldRoom { record: incoming, hearsay: !own_word, owner_leaves: BTreeSet::new() },
-            );
+            let mut held =
+                HeldRoom { record: incoming, hearsay: !own_word, owner_leaves: BTreeSet::new() };
+            if ours {
+                held.restore();
+            }
+            held.note_leaves();
+            self.rooms.insert(path.clone(), held);
             return (Merge::Changed, Some(path));
         };
         if own_word {
-            if incoming.version < held.record.version && !held.hearsay {
+            if incoming.version < held.record.version
+                && !held.hearsay
+                && incoming.created_at == held.record.created_at
+            {
                 return (Merge::Unchanged, Some(path));
             }
             let before = held.record.clone();
             let was_hearsay = std::mem::replace(&mut held.hearsay, false);
-            for (agent, leave) in &incoming.member_leaves {
-                let join = incoming.member_joins.get(agent).copied().unwrap_or(0);
-                if *leave >= join {
-                    held.owner_leaves.insert(*agent);
-                }
-            }
-            for (agent, join) in &incoming.member_joins {
-                if *join > incoming.member_leaves.get(agent).copied().unwrap_or(0) {
-                    held.owner_leaves.remove(agent);
-                }
-            }
-            let record = &mut held.record;
-            if was_hearsay {
-                *record = incoming;
+            // Another creation is another room of the same name.
+            if was_hearsay || incoming.created_at != before.created_at {
+                held.record = incoming;
+                held.owner_leaves.clear();
             } else {
-                record.version = record.version.max(incoming.version);
-                record.name = incoming.name;
-                record.kind = incoming.kind;
-                record.created_at = incoming.created_at;
-                record.description = incoming.description;
-                merge_stamps(&mut record.member_joins, &incoming.member_joins);
-                merge_stamps(&mut record.member_leaves, &incoming.member_leaves);
-                merge_stamps(&mut record.invited_joins, &incoming.invited_joins);
-                merge_stamps(&mut record.invited_leaves, &incoming.invited_leaves);
+                held.take(incoming);
             }
-            record.recompute_views();
-            let changed = *record != before || was_hearsay;
+            held.record.recompute_views();
+            held.note_leaves();
+            let changed = held.record != before || was_hearsay;
+            return (if changed { Merge::Changed } else { Merge::Unchanged }, Some(path));
+        }
+        // Hearsay is only as good as the newest of it; an owner that lost its memory takes all
+        // that its peers have.
+        let taken = match owner {
+            Owner::Away | Owner::Ours { restored: true } => speaker.same_user && held.hearsay,
+            Owner::Here | Owner::Ours { restored: false } => false,
+        };
+        if taken {
+            let before = held.record.clone();
+            let version = if ours { before.version } else { before.version.max(incoming.version) };
+            held.take(incoming);
+            held.record.version = version;
+            held.record.recompute_views();
+            held.note_leaves();
+            let changed = held.record != before;
+            if changed && ours {
+                held.record.version = (held.record.version + 1).min(MAX_VERSION);
+            }
             return (if changed { Merge::Changed } else { Merge::Unchanged }, Some(path));
         }
         // Somebody else's word: only its own coming and going counts.
@@ -438,6 +508,10 @@ impl Replica {
         let held_join = held.record.member_joins.get(&agent).copied().unwrap_or(0);
         let held_leave = held.record.member_leaves.get(&agent).copied().unwrap_or(0);
         let mut changed = false;
+        if ours && speaker.same_user {
+            // Somebody has seen more of our room than we have: we go on above that.
+            held.record.version = held.record.version.max(incoming.version);
+        }
         if leave > held_leave {
             held.record.member_leaves.insert(agent, leave);
             held.record.version = held.record.version.max(leave);
@@ -460,6 +534,19 @@ impl Replica {
         }
         held.record.recompute_views();
         (if changed { Merge::Changed } else { Merge::Unchanged }, Some(path))
+    }
+
+    /// An owner that holds its room's token again comes into service: it goes on from what is
+    /// remembered here. Returns the rooms concerned.
+    pub fn restore_rooms(&mut self, held: &BTreeSet<&RoomPath>) -> Vec<RoomPath> {
+        let mut restored = Vec::new();
+        for (path, room) in &mut self.rooms {
+            if room.hearsay && held.contains(path) {
+                room.restore();
+                restored.push(path.clone());
+            }
+        }
+        restored
     }
 
     /// A room is gone. Only its owner may say so.
@@ -498,6 +585,16 @@ impl Replica {
             return None;
         }
         Some(self.dm_histories.entry(path.clone()).or_default())
+    }
+
+    /// Notes the reader of a message, if it is held.
+    pub fn mark_read(&mut self, path: &RoomPath, id: &str, reader: DeviceId) {
+        if let Some(history) = self.room_histories.get_mut(path) {
+            history.mark_read(id, reader);
+        }
+        if let Some(history) = self.dm_histories.get_mut(path) {
+            history.mark_read(id, reader);
+        }
     }
 
     /// All room histories.
@@ -634,10 +731,10 @@ mod tests {
     #[test]
     fn only_the_owner_changes_a_room_for_others() {
         let mut replica = Replica::default();
-        replica.merge_room(room(1, 2, &[(1, 1), (2, 2)]), user(1), false);
+        replica.merge_room(room(1, 2, &[(1, 1), (2, 2)]), user(1), Owner::Away);
         let mut forged = room(1, 9, &[(1, 1), (2, 2), (3, 9), (4, 9)]);
         forged.name = "forged".into();
-        let (merge, path) = replica.merge_room(forged, user(3), false);
+        let (merge, path) = replica.merge_room(forged, user(3), Owner::Away);
         assert_eq!(merge, Merge::Changed);
         let held = replica.room(&path.unwrap()).unwrap();
         assert_eq!((held.name.as_str(), held.members.len()), ("r", 3));
@@ -647,28 +744,28 @@ mod tests {
     #[test]
     fn a_kicked_member_does_not_come_back_by_itself() {
         let mut replica = Replica::default();
-        replica.merge_room(room(1, 2, &[(1, 1), (2, 2)]), user(1), false);
+        replica.merge_room(room(1, 2, &[(1, 1), (2, 2)]), user(1), Owner::Away);
         let mut kicked = room(1, 3, &[(1, 1), (2, 2)]);
         kicked.member_leaves.insert(id(2), 3);
-        replica.merge_room(kicked, user(1), false);
-        let (merge, path) = replica.merge_room(room(1, 4, &[(1, 1), (2, 4)]), user(2), false);
+        replica.merge_room(kicked, user(1), Owner::Away);
+        let (merge, path) = replica.merge_room(room(1, 4, &[(1, 1), (2, 4)]), user(2), Owner::Away);
         assert_eq!(merge, Merge::Refused("not_admitted"));
         let path = path.unwrap();
         assert!(!replica.room(&path).unwrap().is_member(&id(2)));
         // The owner lets it in again.
         let mut back = room(1, 5, &[(1, 1), (2, 5)]);
         back.member_leaves.insert(id(2), 3);
-        assert_eq!(replica.merge_room(back, user(1), false).0, Merge::Changed);
+        assert_eq!(replica.merge_room(back, user(1), Owner::Away).0, Merge::Changed);
         assert!(replica.room(&path).unwrap().is_member(&id(2)));
     }
 
     #[test]
     fn kick_racing_a_join_ends_outside() {
         let mut replica = Replica::default();
-        replica.merge_room(room(1, 4, &[(1, 1), (2, 4)]), user(1), false);
+        replica.merge_room(room(1, 4, &[(1, 1), (2, 4)]), user(1), Owner::Away);
         let mut tie = room(1, 4, &[(1, 1), (2, 4)]);
         tie.member_leaves.insert(id(2), 4);
-        let (_, path) = replica.merge_room(tie, user(1), false);
+        let (_, path) = replica.merge_room(tie, user(1), Owner::Away);
         assert!(!replica.room(&path.unwrap()).unwrap().is_member(&id(2)));
     }
 
@@ -677,11 +774,14 @@ mod tests {
         let mut replica = Replica::default();
         let mut bad = room(1, 1, &[(1, 1)]);
         bad.id = "nonsense".into();
-        assert_eq!(replica.merge_room(bad, user(1), false).0, Merge::Refused("bad_room_path"));
+        assert_eq!(
+            replica.merge_room(bad, user(1), Owner::Away).0,
+            Merge::Refused("bad_room_path")
+        );
         let mut foreign = room(1, 1, &[(1, 1)]);
         foreign.owner = id(2);
         assert_eq!(
-            replica.merge_room(foreign, user(2), false).0,
+            replica.merge_room(foreign, user(2), Owner::Away).0,
             Merge::Refused("owner_not_in_path")
         );
     }

@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use super::dial::{DIAL_LOOPBACK, DIAL_NETWORK, dial};
 use super::link::{self, ClosedReason, InputSender, Inputs, Link, LinkLimits, LinkShared};
-use super::listener::{BindError, Door, Handshakes, SourceGuard, Sources, accept, bind};
+use super::listener::{BindError, Door, Handshakes, Prompt, SourceGuard, Sources, accept, bind};
 use super::origin::Origins;
 use super::tls::{DeviceTls, TlsError};
 use super::udp::{FirstContact, UdpError, watch_addresses};
@@ -30,6 +30,10 @@ use crate::mesh::session::{Origin, SessionId, SessionKind};
 /// Open links. The node keeps 16,384 sessions; as many again may be about to be refused by it.
 pub const MAX_LINKS: usize = 32_768;
 
+/// Of those, links to others than our own user. Three sessions for each pair of devices: enough for
+/// twenty agents of ours and sixty of everybody else's.
+pub const MAX_LINKS_OTHERS: usize = 4_096;
+
 /// The bounds of the transport. The defaults are for use, others for tests.
 #[derive(Clone, Debug)]
 pub struct TransportLimits {
@@ -39,6 +43,8 @@ pub struct TransportLimits {
     pub inputs: usize,
     /// Open links; beyond them nothing is accepted.
     pub links: usize,
+    /// Of those, links to others than our own user; beyond them only our own user is accepted.
+    pub links_others: usize,
     /// An accepted connection's TLS handshake.
     pub handshake: Duration,
     /// Handshakes under way on loopback listeners.
@@ -57,15 +63,28 @@ pub struct TransportLimits {
 
 impl Default for TransportLimits {
     fn default() -> Self {
+        Self::with_descriptors(u64::MAX)
+    }
+}
+
+impl TransportLimits {
+    /// The bounds of a process that may have so many descriptors open: sessions and handshakes take
+    /// at most half of them, and others than our own user at most a quarter of the sessions.
+    #[must_use]
+    pub fn with_descriptors(descriptors: u64) -> Self {
+        let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
+        let links = (descriptors / 8 * 3).min(MAX_LINKS);
         Self {
             link: LinkLimits::default(),
-            // Small frames take at most 64 MiB here; large ones are counted by themselves.
-            inputs: 1024,
-            links: MAX_LINKS,
+            // A frame of 64 KiB takes up to 2 MiB when it has been decoded, so half a gigabyte at
+            // worst; larger frames are counted by themselves.
+            inputs: 256,
+            links,
+            links_others: (links / 4).min(MAX_LINKS_OTHERS),
             handshake: Duration::from_secs(10),
             // A few milliseconds of work each.
-            local_handshakes: 256,
-            network_handshakes: 64,
+            local_handshakes: (descriptors / 16).clamp(1, 256),
+            network_handshakes: (descriptors / 32).clamp(1, 64),
             // Ten times what a busy reference peer needs.
             handshake_own_time: Duration::from_secs(1),
             // One machine's daemon has one device that dials, with up to three sessions.
@@ -164,6 +183,12 @@ impl Context {
         self.links.lock().len() < self.limits.links
     }
 
+    pub(super) fn has_room_for_others(&self) -> bool {
+        let links = self.links.lock();
+        let others = links.values().filter(|link| !link.is_same_user()).count();
+        others < self.limits.links_others
+    }
+
     pub(super) fn refused(&self, kind: SessionKind, reason: &'static str) {
         self.refused.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(event = "connection_refused", kind = kind.as_str(), reason);
@@ -181,6 +206,7 @@ impl Context {
         let link = Arc::new(Link::new(id, origin == Origin::SameUser, &self.shared));
         self.links.lock().insert(id, Arc::clone(&link));
         let announce = announce(id);
+        let stream = Prompt::new(stream, Arc::clone(&link));
         let context = Arc::clone(self);
         self.tracker.spawn(async move {
             let reason = tokio::select! {

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -40,6 +40,9 @@ pub const LARGE_FRAMES_OTHERS: usize = 2;
 const DECODE_ASIDE: usize = 256 * 1024;
 /// First reservation for a body. Beyond it memory doubles with what has really come.
 const FIRST_RESERVE: usize = 16 * 1024;
+/// Frames after which the tokens of a peer that is not our own user's are forgotten, so that many
+/// such links cannot fill the memory with tokens (8 KiB each).
+const FORGET_TOKENS_AFTER: u32 = 16;
 /// Queued frames are encoded and written together up to this size: four TLS records.
 const WRITE_BATCH: usize = 64 * 1024;
 /// What a queued frame costs besides its contents.
@@ -208,6 +211,12 @@ impl Inputs {
         Some(item.input)
     }
 
+    /// How many inputs wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
     /// The next input if there is one; otherwise as [`Inputs::recv`].
     pub fn try_recv(&mut self) -> Option<Input> {
         self.handling = Hold::default();
@@ -266,6 +275,8 @@ pub struct Link {
     queue: Mutex<Queue>,
     /// Frames that the node has not handled yet take from it.
     ahead: Arc<Semaphore>,
+    /// A frame has been begun and its rest is awaited.
+    awaiting_rest: AtomicBool,
     /// Wakes the writer.
     filled: Notify,
     /// Wakes the link itself.
@@ -291,6 +302,7 @@ impl Link {
             frame_limit: AtomicU32::new(MAX_FRAME_QUARANTINED),
             queue: Mutex::default(),
             ahead: Arc::new(Semaphore::new(frames_ahead)),
+            awaiting_rest: AtomicBool::new(false),
             filled: Notify::new(),
             closed: Notify::new(),
         }
@@ -300,6 +312,12 @@ impl Link {
     #[must_use]
     pub fn id(&self) -> SessionId {
         self.id
+    }
+
+    /// Whether the other end runs under our own user.
+    #[must_use]
+    pub fn is_same_user(&self) -> bool {
+        self.same_user
     }
 
     /// The peer has been let in: it may send long frames.
@@ -347,6 +365,11 @@ impl Link {
         drop(queue);
         self.filled.notify_one();
         self.closed.notify_one();
+    }
+
+    /// Whether the rest of a frame is awaited; says so once for each frame.
+    pub(super) fn take_awaiting_rest(&self) -> bool {
+        self.awaiting_rest.swap(false, Ordering::Relaxed)
     }
 
     fn forget_queue(&self, queue: &mut Queue) {
@@ -411,7 +434,7 @@ impl Link {
                 batch.extend_from_slice(&body);
             }
             _ => {
-                tracing::error!(
+                tracing::warn!(
                     event = "frame_not_sent",
                     session = self.id.0,
                     bytes = body.len(),
@@ -574,7 +597,12 @@ async fn read_frames(
     inputs: &InputSender,
 ) -> ClosedReason {
     let mut tokens = TokenCache::new();
+    let mut frames = 0_u32;
     loop {
+        frames = frames.wrapping_add(1);
+        if !link.same_user && frames.is_multiple_of(FORGET_TOKENS_AFTER) {
+            tokens = TokenCache::new();
+        }
         let (body, large) = match read_frame(reader, link).await {
             Ok(read) => read,
             Err(reason) => return reason,
@@ -596,7 +624,9 @@ async fn read_frames(
                 let input = Input::Frame { session: link.id, frame };
                 let hold = Hold { _ahead: Some(ahead), _large: large };
                 if !inputs.send_holding(input, hold).await {
-                    return ClosedReason::Shutdown;
+                    // The node has left. What it said last is still to be written; whoever runs
+                    // the transport ends the link.
+                    return std::future::pending().await;
                 }
             }
             Err(error) if error.ends_connection() => return ClosedReason::NotCanonical,
@@ -657,11 +687,10 @@ async fn read_frame(
     let deadline = begun + limits.read_stall + at_rate;
     let length = usize::try_from(length).map_err(|_| ClosedReason::FrameTooLarge)?;
     let mut body = Vec::new();
+    link.awaiting_rest.store(true, Ordering::Relaxed);
     while body.len() < length {
         let missing = length - body.len();
-        if body.len() == body.capacity() {
-            body.reserve_exact(missing.min(body.len().max(FIRST_RESERVE)));
-        }
+        make_room(&mut body, length);
         let stalled = (Instant::now() + limits.read_stall).min(deadline);
         let mut rest = (&mut *reader).take(missing as u64);
         match timeout_at(stalled, rest.read_buf(&mut body)).await {
@@ -671,7 +700,15 @@ async fn read_frame(
             Ok(Err(error)) => return Err(ClosedReason::of_error(&error)),
         }
     }
+    link.awaiting_rest.store(false, Ordering::Relaxed);
     Ok((body, large))
+}
+
+/// Room for the next bytes of a body of `length`, when there is none.
+fn make_room(body: &mut Vec<u8>, length: usize) {
+    if body.len() == body.capacity() {
+        body.reserve_exact((length - body.len()).min(body.len().max(FIRST_RESERVE)));
+    }
 }
 
 async fn read_some(
@@ -684,3 +721,6 @@ async fn read_some(
         Err(error) => Err(ClosedReason::of_error(&error)),
     }
 }
+
+#[cfg(test)]
+mod tests;

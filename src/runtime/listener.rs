@@ -4,10 +4,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{self, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -15,6 +18,7 @@ use tokio_rustls::{TlsAcceptor, TlsStream};
 use tokio_util::sync::CancellationToken;
 
 use super::hub::Context;
+use super::link::Link;
 use super::tls::{DeviceTls, MAX_TLS_BUFFER, peer_device};
 use crate::identity::device::DeviceId;
 use crate::mesh::node::Input;
@@ -94,6 +98,61 @@ pub(super) fn tune(stream: &TcpStream, network: bool) -> io::Result<()> {
         socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
     }
     Ok(())
+}
+
+/// A connection that has the system acknowledge the beginning of a frame at once when the rest is
+/// still to come. The reference writes a frame's length and body apart and holds the body back until
+/// the length has been acknowledged, which takes 40 ms by default.
+pub(super) struct Prompt {
+    stream: TlsStream<TcpStream>,
+    link: Arc<Link>,
+}
+
+impl Prompt {
+    pub(super) fn new(stream: TlsStream<TcpStream>, link: Arc<Link>) -> Self {
+        Self { stream, link }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn acknowledge(&self) {
+        // Only a delay is lost when the system refuses.
+        let _ = socket2::SockRef::from(self.stream.get_ref().0).set_tcp_quickack(true);
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn acknowledge(&self) {}
+}
+
+impl AsyncRead for Prompt {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut task::Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if read.is_pending() && self.link.take_awaiting_rest() {
+            self.acknowledge();
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Prompt {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut task::Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -273,12 +332,12 @@ pub(super) async fn accept(door: Door, context: Arc<Context>) {
             tracing::info!(event = "accept_resumed", kind = kind.as_str());
         }
         if !context.has_room() {
-            tracing::debug!(event = "connection_refused", kind = kind.as_str(), reason = "full");
+            context.refused(kind, "full");
             continue;
         }
         let source = if network {
             let Some(guard) = context.sources.admit(peer.ip()) else {
-                tracing::debug!(event = "connection_refused", %peer, reason = "too_many_of_source");
+                context.refused(kind, "too_many_of_source");
                 continue;
             };
             Some(guard)
@@ -341,7 +400,6 @@ impl Greeting {
         };
         let Some(remote) = peer_device(stream.get_ref().1.peer_certificates()) else {
             // As the reference: TLS comes up, then the end, without a word in between.
-            use tokio::io::AsyncWriteExt as _;
             let _ = timeout(context.limits.handshake, stream.shutdown()).await;
             return Err("no_certificate");
         };
@@ -349,6 +407,9 @@ impl Greeting {
         // (decision 14).
         let origin =
             if network { Origin::Network } else { context.origins.of(local, self.peer).await };
+        if origin != Origin::SameUser && !context.has_room_for_others() {
+            return Err("full");
+        }
         let (device, kind) = (self.tls.id(), self.kind);
         context.open(TlsStream::from(stream), origin, self.source, |session| {
             accepted(session, device, remote, kind, origin)

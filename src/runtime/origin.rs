@@ -6,6 +6,8 @@
 //! questions that come while it is being read share the next reading.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read as _, Seek as _};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +33,8 @@ pub struct Origins(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     uid: u32,
+    /// Open from the start, so that somebody who uses up the descriptors cannot blind us.
+    tables: Vec<Mutex<File>>,
     blind: AtomicBool,
     waiting: Mutex<Waiting>,
 }
@@ -66,7 +70,13 @@ impl Default for Origins {
 
 impl Origins {
     fn new(uid: u32) -> Self {
-        Self(Arc::new(Inner { uid, blind: AtomicBool::new(false), waiting: Mutex::default() }))
+        let tables = TABLES.iter().filter_map(|table| File::open(table).ok().map(Mutex::new));
+        Self(Arc::new(Inner {
+            uid,
+            tables: tables.collect(),
+            blind: AtomicBool::new(false),
+            waiting: Mutex::default(),
+        }))
     }
 
     /// Whether owners could not be told: then every loopback connection counts as our own user's,
@@ -132,7 +142,7 @@ impl Origins {
 }
 
 impl Inner {
-    /// Reads the table until no question is left.
+    /// Reads the tables until no question is left.
     fn answer_all(&self) {
         loop {
             let questions = {
@@ -144,41 +154,41 @@ impl Inner {
                 std::mem::take(&mut waiting.questions)
             };
             let ends: Vec<_> = questions.iter().map(|q| (q.peer, q.local)).collect();
-            let owners = read_tables(&ends);
+            let owners = self.read_tables(&ends);
             for (question, owner) in questions.into_iter().zip(owners) {
                 // Nobody waits for the answer when the handshake has been given up.
                 let _ = question.answer.send(owner);
             }
         }
     }
+
+    /// The owner of each socket, given by its own and its peer's address.
+    fn read_tables(&self, ends: &[(SocketAddr, SocketAddr)]) -> Vec<Owner> {
+        if self.tables.is_empty() {
+            return vec![Owner::Unknown; ends.len()];
+        }
+        let mut wanted = HashMap::new();
+        for (index, (own, other)) in ends.iter().enumerate() {
+            for key in keys(*own, *other) {
+                wanted.entry(key).or_insert_with(Vec::new).push(index);
+            }
+        }
+        let mut owners = vec![Owner::Nobody; ends.len()];
+        for table in &self.tables {
+            let mut table = table.lock();
+            let mut text = String::new();
+            // Read whole, so that it changes little meanwhile.
+            if table.rewind().and_then(|()| table.read_to_string(&mut text)).is_ok() {
+                scan(&text, &wanted, &mut owners);
+            }
+        }
+        owners
+    }
 }
 
 /// IPv4 addresses inside IPv6 ones as what they are.
 fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
-/// The owner of each socket, given by its own and its peer's address.
-fn read_tables(ends: &[(SocketAddr, SocketAddr)]) -> Vec<Owner> {
-    let mut wanted = HashMap::new();
-    for (index, (own, other)) in ends.iter().enumerate() {
-        for key in keys(*own, *other) {
-            wanted.entry(key).or_insert_with(Vec::new).push(index);
-        }
-    }
-    let mut owners = vec![Owner::Unknown; ends.len()];
-    for table in TABLES {
-        // Small, and read whole so that it changes little meanwhile.
-        if let Ok(text) = std::fs::read_to_string(table) {
-            for owner in &mut owners {
-                if *owner == Owner::Unknown {
-                    *owner = Owner::Nobody;
-                }
-            }
-            scan(&text, &wanted, &mut owners);
-        }
-    }
-    owners
 }
 
 fn scan(table: &str, wanted: &HashMap<(String, String), Vec<usize>>, owners: &mut [Owner]) {

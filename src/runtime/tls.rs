@@ -113,6 +113,12 @@ impl DeviceTls {
         Arc::clone(&self.server)
     }
 
+    /// What judges servers.
+    #[cfg(test)]
+    pub(super) fn verifier(&self) -> Arc<dyn ServerCertVerifier> {
+        Arc::new(PeerVerifier::new(&rustls::crypto::ring::default_provider()))
+    }
+
     /// For dialled connections.
     #[must_use]
     pub fn client(&self) -> Arc<ClientConfig> {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
@@ -109,7 +109,9 @@ impl FirstContact {
     }
 
     fn send_to(&self, bytes: &[u8], ip: Ipv4Addr) {
-        if let Err(error) = self.socket.try_send_to(bytes, (ip, self.port).into()) {
+        // Past tokio, which takes a socket for unwritable until it has waited on it once.
+        let socket = SockRef::from(&self.socket);
+        if let Err(error) = socket.send_to(bytes, &SocketAddr::from((ip, self.port)).into()) {
             tracing::debug!(event = "datagram_not_sent", to = %ip, %error);
         }
     }
@@ -205,5 +207,51 @@ pub(super) async fn watch_addresses(inputs: InputSender, stop: CancellationToken
             }
             known = Some(addresses);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_datagrams_is_heeded_at_the_rate_only() {
+        let begin = Instant::now();
+        let mut bucket = Bucket::full(begin);
+        let heeded =
+            |bucket: &mut Bucket, at: Instant| (0..1000).filter(|_| bucket.take(at)).count();
+        assert_eq!(heeded(&mut bucket, begin), BURST as usize);
+        assert_eq!(heeded(&mut bucket, begin), 0);
+        assert_eq!(heeded(&mut bucket, begin + Duration::from_secs(1)), RATE as usize);
+        // What is looked at more often does not earn more.
+        let heeded: usize =
+            (0..1000).map(|ms| heeded(&mut bucket, begin + Duration::from_millis(1000 + ms))).sum();
+        assert!(heeded <= RATE as usize && heeded > RATE as usize - 2, "{heeded}");
+        assert_eq!(
+            (0..1000).filter(|_| bucket.take(begin + Duration::from_hours(9))).count(),
+            BURST as usize
+        );
+    }
+
+    #[tokio::test]
+    async fn the_first_datagram_leaves_at_once() {
+        let a = FirstContact::bind(0, false).unwrap();
+        let b = FirstContact::bind(a.port(), false).unwrap();
+        if !b.group {
+            eprintln!("skipped: no multicast on loopback here");
+            return;
+        }
+        a.send(b"first", b"never");
+        let mut buffer = [0; 16];
+        let received = tokio::time::timeout(Duration::from_secs(20), b.socket.recv(&mut buffer));
+        assert_eq!(received.await.expect("nothing came").unwrap(), 5);
+        assert_eq!(&buffer[..5], b"first");
+    }
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_alone_is_an_error() {
+        let taken = UdpSocket::bind("0.0.0.0:0").await.unwrap();
+        let port = taken.local_addr().unwrap().port();
+        assert_eq!(FirstContact::bind(port, false).unwrap_err().code(), "udp_bind");
     }
 }

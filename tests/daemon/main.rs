@@ -13,3 +13,4 @@ mod local_socket;
 mod mesh;
 mod namespaces;
 mod signals;
+mod transport;

@@ -1,6 +1,9 @@
 //! Two machines: two network namespaces with a cable between them. Only there is broadcast tested.
 //! Skipped, and said so, where namespaces cannot be made.
 
+// A skipped test says so.
+#![allow(clippy::print_stdout)]
+
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -115,6 +118,11 @@ async fn two_machines_meet_by_broadcast_and_talk_once_both_have_agreed() {
         .wait(0, "the other machine", |l| l["event"] == "peer_up" && l["origin"] == "network")
         .await;
 
+    let seen = |id: String| {
+        move |l: &serde_json::Value| l["event"] == "agent_seen" && l["agent"] == id.as_str()
+    };
+    one.log.wait(0, "bob by gossip", seen(bob.id.clone())).await;
+    two.log.wait(0, "alice by gossip", seen(alice.id.clone())).await;
     alice.befriend(&mut bob).await;
     // Rooms as well, through the same two daemons.
     let room = alice

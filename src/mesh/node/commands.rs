@@ -214,8 +214,16 @@ impl Node {
                 let draft = Draft { text, reply_to, behavior };
                 return self.dm(agent, to, draft, wait_ms, op, now);
             }
-            Command::Accept(target) => self.decide(agent, &target, true, None, now),
-            Command::Reject { target, reason } => self.decide(agent, &target, false, reason, now),
+            Command::Accept(target) => match self.decide(agent, &target, true, None, op, now) {
+                Some(result) => result,
+                None => return,
+            },
+            Command::Reject { target, reason } => {
+                match self.decide(agent, &target, false, reason, op, now) {
+                    Some(result) => result,
+                    None => return,
+                }
+            }
             Command::Update { name, status, visibility, tags } => {
                 self.update(agent, name, status, visibility, tags, now)
             }

@@ -1,6 +1,8 @@
 //! Devices into and out of service, and decisions that agents and operators take: who may join,
 //! who may write, which machines are let in (`transport.md` 2.6, `rooms.md` 3.3).
 
+use std::collections::BTreeSet;
+
 use super::super::events::DeliveryEvent;
 use super::super::log::LogEvent;
 use super::super::message::MeshMessage;
@@ -77,7 +79,15 @@ impl Node {
         self.log(LogEvent::new("agent_added").with("agent", id).with("data_port", add.data_port));
         self.formation.forget(&id);
         self.directory.remove(&id);
+        let held: BTreeSet<&RoomPath> =
+            agent.as_ref().map(|agent| agent.tokens.keys().collect()).unwrap_or_default();
+        let own: BTreeSet<&RoomPath> =
+            held.into_iter().filter(|path| path.owner() == Some(id)).collect();
+        let restored = self.replica.restore_rooms(&own);
         self.devices.insert(id, Device::new(add.key, add.data_port, agent, now));
+        for path in restored {
+            self.broadcast_room(id, &path, now);
+        }
         self.announce_device(id, now);
         self.agent_returned(id, now);
         self.show_status(id, AgentStatus::Active, now);
@@ -99,6 +109,17 @@ impl Node {
         for session in sessions {
             self.close(session, "agent_detached", now);
         }
+        // Its own requests end while it is still here, so that its messages queue.
+        let internal: Vec<u64> = self
+            .internal_open
+            .iter()
+            .filter(|(_, (from, ..))| *from == id)
+            .map(|(request, _)| *request)
+            .collect();
+        for request in internal {
+            self.answer(AnswerTo::Internal(request), Outcome::NotConnected, now);
+        }
+        self.settle(now);
         self.formation.forget_local(&id);
         let dials: Vec<_> = self
             .dials
@@ -121,8 +142,9 @@ impl Node {
             }
             let queued: Vec<_> =
                 agent.outgoing.iter().map(|(to, entry)| (*to, entry.clone())).collect();
-            self.leave_copies(id, queued, now.unix);
+            self.leave_copies(id, queued, now);
             agent.outgoing = super::Outgoing::default();
+            agent.leaving.clear();
             if self.parked.len() < MAX_PARKED {
                 self.parked.insert(id, agent);
             }
@@ -144,13 +166,11 @@ impl Node {
         path: RoomPath,
         now: Now,
     ) -> Answer {
-        if let Some(session) = session
-            && let Some(held) = self.sessions.get_mut(&session)
-        {
-            if held.waiting_for_decision >= MAX_WAITING_FOR_DECISION {
-                return Answer::Now(too_many());
-            }
-            held.waiting_for_decision += 1;
+        let waiting = session
+            .and_then(|session| self.sessions.get(&session))
+            .map_or(0, |held| held.waiting_for_decision);
+        if waiting >= MAX_WAITING_FOR_DECISION {
+            return Answer::Now(too_many());
         }
         let fresh = self.decision_id();
         let Some(agent) = self.agent_mut(&local) else { return Answer::Now(error("denied")) };
@@ -163,6 +183,10 @@ impl Node {
             return Answer::Now(too_many());
         }
         let id = known.unwrap_or(fresh);
+        if let Some(held) = session.and_then(|session| self.sessions.get_mut(&session)) {
+            held.waiting_for_decision += 1;
+        }
+        let Some(agent) = self.agent_mut(&local) else { return Answer::Now(error("denied")) };
         let decision = agent.decisions.entry(id.clone()).or_insert_with(|| Decision {
             id,
             event: None,
@@ -189,7 +213,7 @@ impl Node {
         data_encoding::HEXLOWER.encode(&self.random::<4>())
     }
 
-    fn release_waiter(&mut self, to: AnswerTo) {
+    pub(super) fn release_waiter(&mut self, to: AnswerTo) {
         if let AnswerTo::Session { session, .. } = to
             && let Some(held) = self.sessions.get_mut(&session)
         {
@@ -197,46 +221,46 @@ impl Node {
         }
     }
 
-    /// Which decision is meant: by its id, or by room and requester.
+    /// Answers a waiting request, named by its id or by room and requester. `None`: the command is
+    /// answered once the grant is on disk.
     pub(super) fn decide(
         &mut self,
         agent: DeviceId,
         target: &super::commands::DecisionTarget,
         accept: bool,
         reason: Option<String>,
+        op: OpId,
         now: Now,
-    ) -> Result<CommandResult, CommandError> {
-        let not_pending = || {
-            CommandError::new("not_pending", "nothing like that is waiting; see what is pending")
-        };
+    ) -> Option<Result<CommandResult, CommandError>> {
+        let not_pending = Err(CommandError::new(
+            "not_pending",
+            "nothing like that is waiting; see what is pending",
+        ));
         if let Some(id) = target.mesh_id(&self.mesh_decisions) {
-            return self.decide_mesh(&id, accept, reason, now).ok_or_else(not_pending);
+            return Some(self.decide_mesh(&id, accept, reason, now).map_or(not_pending, Ok));
         }
-        let held = self.agent_mut(&agent).ok_or_else(not_pending)?;
-        let id = target.agent_id(&held.decisions).ok_or_else(not_pending)?;
-        let decision = held.decisions.remove(&id).ok_or_else(not_pending)?;
-        let Some(path) = decision.path else { return Err(not_pending()) };
-        let outcome = if accept {
-            if decision.waiters.is_empty() {
-                // Nobody waits any more: the consent stands, and the next request finds it.
-                self.note_consent(agent, decision.requester, &path, now);
-                ok()
-            } else {
-                self.admit(agent, decision.requester, &path, now)
-            }
-        } else {
-            Outcome::Error { code: "denied".into(), message: reason }
+        let decision = self.agent_mut(&agent).and_then(|held| {
+            let id = target.agent_id(&held.decisions)?;
+            held.decisions.remove(&id)
+        });
+        let Some((decision, path)) = decision.and_then(|d| d.path.clone().map(|path| (d, path)))
+        else {
+            return Some(not_pending);
         };
-        for to in decision.waiters {
-            self.release_waiter(to);
-            self.answer(to, outcome.clone(), now);
-        }
-        match outcome {
-            Outcome::Error { code, .. } if code == "mint_failed" => {
-                Err(CommandError::new("mint_failed", "the token could not be made"))
+        if !accept {
+            let outcome = Outcome::Error { code: "denied".into(), message: reason };
+            for to in decision.waiters {
+                self.release_waiter(to);
+                self.answer(to, outcome.clone(), now);
             }
-            _ => Ok(CommandResult::Done),
+        } else if decision.waiters.is_empty() {
+            // Nobody waits any more: the consent stands, and the next request finds it.
+            self.note_consent(agent, decision.requester, &path, now);
+        } else {
+            self.admit(agent, decision.requester, &path, decision.waiters, Some(op), now);
+            return None;
         }
+        Some(Ok(CommandResult::Done))
     }
 
     fn note_consent(&mut self, agent: DeviceId, requester: DeviceId, path: &RoomPath, now: Now) {
@@ -297,9 +321,7 @@ impl Node {
         }
         self.mesh_decisions.retain(|_, decision| decision.session != Some(session));
         for stored in self.stored.values_mut() {
-            if stored.answer.as_ref().is_some_and(of_session) {
-                stored.answer = None;
-            }
+            stored.answers.retain(|to| !of_session(to));
         }
     }
 

@@ -49,17 +49,18 @@ impl Node {
                 token::verify_dm_send(&token, &context, &principal).is_ok()
             });
             // A grant that fails is a refusal, never a question to the agent.
-            return Answer::Now(if granted {
-                self.admit(local, from, &path, now)
-            } else {
-                error("unauthorized")
-            });
+            if !granted {
+                return Answer::Now(error("unauthorized"));
+            }
+            self.admit(local, from, &path, vec![to], None, now);
+            return Answer::Later;
         }
         let consented = self.agent(&local).is_some_and(|agent| {
             agent.opened.contains(&path) || agent.grants.contains_key(&(path.clone(), from))
         });
         if consented {
-            return Answer::Now(self.admit(local, from, &path, now));
+            self.admit(local, from, &path, vec![to], None, now);
+            return Answer::Later;
         }
         self.ask_agent(local, from, session, to, path, now)
     }

@@ -277,7 +277,11 @@ impl Node {
             if device != remote && (!fronts || self.is_here(&device)) {
                 continue;
             }
+            let known = self.directory.get(&device).is_some_and(|entry| entry.agent.is_some());
             let taken = self.directory.take(&advert, id, now.unix);
+            if !known && self.directory.get(&device).is_some_and(|entry| entry.agent.is_some()) {
+                self.log(LogEvent::new("agent_seen").with("agent", device));
+            }
             if matches!(taken, Taken::Fresh | Taken::PresenceChanged) {
                 self.judge_machine(device, now);
             }

@@ -115,14 +115,14 @@ impl Node {
         match kind {
             SessionKind::DataAccepted => {
                 self.send_state_sync(id, now);
-                self.send_peer_list(id);
+                self.send_peer_list(id, now);
             }
-            SessionKind::DataDialled => self.send_own_record(id),
+            SessionKind::DataDialled => self.send_own_record(id, now),
             SessionKind::NetworkAccepted | SessionKind::NetworkDialled => {
-                self.send_own_record(id);
+                self.send_own_record(id, now);
                 self.send_full_advert(id, now);
             }
-            SessionKind::Relayed => self.send_own_record(id),
+            SessionKind::Relayed => self.send_own_record(id, now),
             SessionKind::PortAccepted | SessionKind::PortDialled => {}
         }
         self.peer_returned(local, remote, now);
@@ -273,7 +273,7 @@ impl Node {
         match route {
             Some(session) => self.request_on(session, request, purpose, deadline),
             None => {
-                self.deferred.push_back((purpose, local, remote, None, Outcome::NotConnected));
+                self.deferred.push_back((purpose, remote, None, Outcome::NotConnected));
             }
         }
     }
@@ -287,7 +287,7 @@ impl Node {
         deadline: Option<u64>,
     ) {
         let Some(held) = self.sessions.get_mut(&session) else { return };
-        let (local, remote) = (held.local, held.remote);
+        let remote = held.remote;
         match held.open_request(purpose, deadline) {
             Ok(request_id) => self.send(
                 session,
@@ -299,7 +299,7 @@ impl Node {
                 }),
             ),
             Err(purpose) => {
-                self.deferred.push_back((purpose, local, remote, Some(session), Outcome::Timeout));
+                self.deferred.push_back((purpose, remote, Some(session), Outcome::Timeout));
             }
         }
     }
@@ -321,16 +321,9 @@ impl Node {
         self.request_on(session, request, Purpose::Nothing, deadline);
     }
 
-    /// Tells every peer of one of our devices, once each. `private` leaves out everybody who does
-    /// not run under our user.
-    pub(super) fn broadcast(
-        &mut self,
-        local: DeviceId,
-        message: &MeshMessage,
-        private: bool,
-        now: Now,
-    ) {
-        self.broadcast_to(local, message, now, |session, _| !private || session.is_same_user());
+    /// Tells every peer of one of our devices, once each.
+    pub(super) fn broadcast(&mut self, local: DeviceId, message: &MeshMessage, now: Now) {
+        self.broadcast_to(local, message, now, |_, _| true);
     }
 
     /// Tells those peers of one of our devices that `choose` picks.
@@ -371,8 +364,8 @@ impl Node {
                 self.send(session, Frame::ManageResponse(response));
             }
             AnswerTo::Internal(id) => {
-                if let Some((local, remote, purpose, _)) = self.internal_open.remove(&id) {
-                    self.outcome(purpose, local, remote, None, outcome, now);
+                if let Some((_, remote, purpose, _)) = self.internal_open.remove(&id) {
+                    self.outcome(purpose, remote, None, outcome, now);
                 }
             }
         }
@@ -420,7 +413,7 @@ impl Node {
                     frame::Outcome::Ok(members) => Outcome::Ok(members),
                     frame::Outcome::Error { code, message } => Outcome::Error { code, message },
                 };
-                self.outcome(purpose, local, remote, Some(id), outcome, now);
+                self.outcome(purpose, remote, Some(id), outcome, now);
             }
             Checked::Claim(claim) => self.claim_heard(id, claim, now),
             Checked::Revocations(entries) => {
@@ -452,7 +445,7 @@ impl Node {
                 .with("reason", reason),
         );
         for purpose in session.drain_requests() {
-            self.deferred.push_back((purpose, local, remote, Some(id), Outcome::ConnectionLost));
+            self.deferred.push_back((purpose, remote, Some(id), Outcome::ConnectionLost));
         }
         self.drop_decisions_of_session(id);
         let misbehaved = matches!(reason, "frame_too_large" | "not_canonical");
@@ -532,7 +525,7 @@ impl Node {
         let mut overdue = Vec::new();
         for session in self.sessions.values_mut() {
             for purpose in session.expired_requests(now.mono) {
-                expired.push((purpose, session.local, session.remote, session.id));
+                expired.push((purpose, session.remote, session.id));
             }
             if session.wants_probe(now.mono) {
                 probes.push(session.id);
@@ -541,8 +534,8 @@ impl Node {
                 overdue.push((session.id, reason));
             }
         }
-        for (purpose, local, remote, session) in expired {
-            self.deferred.push_back((purpose, local, remote, Some(session), Outcome::Timeout));
+        for (purpose, remote, session) in expired {
+            self.deferred.push_back((purpose, remote, Some(session), Outcome::Timeout));
             // The other end may have lost the channel: the next request opens another.
             if self.channels.contains_key(&session) {
                 overdue.push((session, "relay_timeout"));

@@ -14,16 +14,25 @@ use super::super::wire::room_path::RoomPath;
 use super::super::wire::scope::Scope;
 use super::requests::{error, ok};
 use super::{
-    AnswerTo, MessageRequest, Node, Op, OpId, OutRequest, Outcome, Output, Purpose, Stored,
+    Answer, AnswerTo, HandOver, MessageRequest, Node, Op, OpId, OutRequest, Outcome, Output,
+    Purpose, Stored,
 };
 use crate::codec::cbor::Value;
-use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
 
 /// Time each further holder of a copy waits, so that the first in line hands it over alone.
 const HAND_OVER_STEP_MS: u64 = 2_000;
 /// A returning recipient's own session comes first; its sender may be returning as well.
 const HAND_OVER_FIRST_MS: u64 = 1_000;
+/// How long a holder leaves it to a sender that is here as well. One that has restarted without
+/// its memory never retries.
+const AUTHOR_FIRST_MS: u64 = 20_000;
+/// Pause before a failed hand-over is tried again.
+const HAND_OVER_AGAIN_MS: u64 = 5_000;
+/// Answer to a copy that the recipient would not have taken from its author either.
+pub(super) const NOT_PERMITTED: &str = "not_permitted";
+/// Attempts of a sender at one message that wait for the store at the same time.
+const MAX_REPEATS: usize = 4;
 
 impl Node {
     /// Puts an event into an agent's mailbox and has it stored. `answer` is answered ok once the
@@ -55,8 +64,36 @@ impl Node {
         }
         self.outputs.push_back(Output::AgentEvent { agent, seq, event });
         let record = Record::Mailbox { agent, seq, event: bytes };
-        self.commit(vec![record], Some(Stored { agent, seq, answer }));
+        let answers = answer.into_iter().collect();
+        self.commit(vec![record], Some(Stored { agent, seq, answers }));
         Ok(seq)
+    }
+
+    /// A message that the agent has been shown already comes again: it is answered, not shown.
+    pub(super) fn repeated(
+        &mut self,
+        agent: DeviceId,
+        key: &(DeviceId, String),
+        to: AnswerTo,
+    ) -> Answer {
+        let Some(held) = self.agent_mut(&agent) else { return Answer::Now(error("timeout")) };
+        // What the agent has taken needs no store.
+        let Some(waiting) = held.mailbox.waiting(key) else { return Answer::Now(ok()) };
+        let (seq, event) = (waiting.seq, Arc::clone(&waiting.event));
+        let unstored = held.unstored.remove(&seq);
+        if let Some(stored) = self.stored.values_mut().find(|s| s.agent == agent && s.seq == seq) {
+            if stored.answers.len() >= MAX_REPEATS {
+                return Answer::Now(error("timeout"));
+            }
+            stored.answers.push(to);
+            return Answer::Later;
+        }
+        if !unstored {
+            return Answer::Now(ok());
+        }
+        let record = Record::Mailbox { agent, seq, event: event_bytes(&event) };
+        self.commit(vec![record], Some(Stored { agent, seq, answers: vec![to] }));
+        Answer::Later
     }
 
     /// An event that nobody waits for; a full mailbox drops it.
@@ -74,27 +111,22 @@ impl Node {
     }
 
     pub(super) fn committed(&mut self, ticket: Ticket, done: bool) {
-        let Some(Stored { agent, seq, answer }) = self.stored.remove(&ticket) else { return };
+        let Some(Stored { agent, seq, answers }) = self.stored.remove(&ticket) else { return };
         let now = self.last_now.unwrap_or_default();
-        if done {
-            if let Some(to) = answer {
-                self.answer(to, ok(), now);
+        let mut safe = done;
+        if !done {
+            self.log(LogEvent::new("store_failed").with("agent", agent));
+            if let Some(held) = self.kept_agent_mut(&agent) {
+                safe = seq <= held.mailbox.acknowledged();
+                if !safe {
+                    held.unstored.insert(seq);
+                }
             }
-            return;
         }
-        self.log(LogEvent::new("store_failed").with("agent", agent));
-        let acknowledged =
-            self.agent(&agent).is_some_and(|held| seq <= held.mailbox.acknowledged());
-        if acknowledged {
-            if let Some(to) = answer {
-                self.answer(to, ok(), now);
-            }
-        } else if let Some(to) = answer {
-            // Not held safely: the sender keeps it ("timeout" is what senders retry).
-            if let Some(held) = self.agent_mut(&agent) {
-                held.mailbox.retract(seq);
-            }
-            self.answer(to, error("timeout"), now);
+        for to in answers {
+            // Not held safely: the sender keeps it ("timeout" is what senders retry). It has been
+            // shown, so it stays in the mailbox and its repetition is only stored.
+            self.answer(to, if safe { ok() } else { error("timeout") }, now);
         }
     }
 
@@ -102,6 +134,7 @@ impl Node {
     pub(super) fn acknowledge(&mut self, agent: DeviceId, seq: u64, now: Now) {
         let Some(held) = self.agent_mut(&agent) else { return };
         let released = held.mailbox.acknowledge(seq);
+        held.unstored.retain(|unstored| *unstored > seq);
         if released.is_empty() {
             return;
         }
@@ -110,7 +143,7 @@ impl Node {
         let early: Vec<Ticket> = self
             .stored
             .iter()
-            .filter(|(_, s)| s.agent == agent && s.seq <= seq && s.answer.is_some())
+            .filter(|(_, s)| s.agent == agent && s.seq <= seq && !s.answers.is_empty())
             .map(|(ticket, _)| *ticket)
             .collect();
         for ticket in early {
@@ -121,20 +154,18 @@ impl Node {
             let (path, author, id) = match &*numbered.event {
                 DeliveryEvent::RoomMessage { message } => {
                     let Ok(path) = RoomPath::parse(&message.room) else { continue };
-                    if let Some(history) = self.replica.room_history_mut(&path) {
-                        history.mark_read(&message.id, agent);
-                    }
                     (path, message.from, &message.id)
                 }
                 DeliveryEvent::Dm { message } => {
                     let Some(path) = RoomPath::dm(message.from, message.to) else { continue };
-                    if let Some(history) = self.replica.dm_history_mut(&path) {
-                        history.mark_read(&message.id, agent);
-                    }
                     (path, message.from, &message.id)
                 }
                 _ => continue,
             };
+            // An author of ours shares this history: its receipt is what marks it.
+            if !self.is_hosted(&author) {
+                self.replica.mark_read(&path, id, agent);
+            }
             let Ok(id) = data_encoding::HEXLOWER.decode(id.as_bytes()) else { continue };
             match receipts.iter_mut().find(|(p, a, _)| *p == path && *a == author) {
                 Some((_, _, ids)) => ids.push(Value::Bytes(id)),
@@ -277,7 +308,11 @@ impl Node {
                 None,
             );
         }
-        let Some(held) = self.agent_mut(&agent) else { return };
+        let Some(held) = self.agent_mut(&agent) else {
+            // Out of service meanwhile: what it leaves unsent is sent for it.
+            self.leave_copies(agent, vec![(recipient, entry)], now);
+            return;
+        };
         if let Some(evicted) = held.outgoing.queue(recipient, entry) {
             self.report(agent, recipient, &evicted, DeliveryState::Dropped, None, true, now);
         }
@@ -421,6 +456,15 @@ impl Node {
                 for recipient in waiting {
                     self.flush(agent, recipient, now);
                 }
+                let unasked: Vec<DeviceId> = self
+                    .agent(&agent)
+                    .map(|held| held.consents.keys().copied().collect())
+                    .unwrap_or_default();
+                for recipient in unasked {
+                    if self.can_reach(&agent, &recipient) {
+                        self.ask_again(agent, recipient, now);
+                    }
+                }
             }
             self.expire_consents(agent, now);
         }
@@ -430,15 +474,15 @@ impl Node {
         for (recipient, (author, message)) in self.copies.expire(now.unix) {
             self.commit(vec![Record::CopyDone { recipient, author, message }], None);
         }
-        let due: Vec<DeviceId> = self
+        let due: Vec<(DeviceId, u64)> = self
             .hand_overs
             .iter()
-            .filter(|(_, at)| **at <= now.mono)
-            .map(|(recipient, _)| *recipient)
+            .filter(|(_, turn)| turn.at <= now.mono)
+            .map(|(recipient, turn)| (*recipient, turn.author_until))
             .collect();
-        for recipient in due {
+        for (recipient, author_until) in due {
             self.hand_overs.remove(&recipient);
-            self.hand_over(recipient, now);
+            self.hand_over(recipient, author_until, now);
         }
     }
 
@@ -508,14 +552,22 @@ impl Node {
         session: SessionId,
         recipient: DeviceId,
         messages: Vec<(DeviceId, String)>,
+        now: Now,
     ) {
         if !self.sessions.get(&session).is_some_and(Session::is_same_user) {
             return;
         }
         for key in messages {
-            if self.copies.release(&recipient, &key) {
+            if self.copies.release(&recipient, &key).is_some() {
                 let (author, message) = key.clone();
                 self.commit(vec![Record::CopyDone { recipient, author, message }], None);
+            }
+            // A holder was faster than we, who had no way to the recipient.
+            if let Some(held) = self.agent_mut(&key.0)
+                && let Some(entry) = held.outgoing.take_message(&recipient, &key.1)
+            {
+                let state = DeliveryState::Delivered;
+                self.report(key.0, recipient, &entry, state, None, true, now);
             }
             if let Some(queue) = self.own_queues.get_mut(&recipient) {
                 queue.retain(|event| event.message_key().as_ref() != Some(&key));
@@ -530,20 +582,31 @@ impl Node {
         }
         let rank = self.holders().iter().filter(|holder| **holder < self.daemon).count() as u64;
         let at = now.mono + HAND_OVER_FIRST_MS + rank * HAND_OVER_STEP_MS;
-        self.hand_overs.entry(recipient).or_insert(at);
+        let turn = HandOver { at, author_until: at + AUTHOR_FIRST_MS };
+        self.hand_overs.entry(recipient).or_insert(turn);
     }
 
-    fn hand_over(&mut self, recipient: DeviceId, now: Now) {
+    fn hand_over(&mut self, recipient: DeviceId, author_until: u64, now: Now) {
         for (key, copy) in self.copies.for_recipient(&recipient) {
-            // Its author is here again and retries by itself.
-            if self.is_reachable(&key.0) {
+            // Its author is here and retries by itself. (What an agent of ours left unsent is with
+            // us alone.)
+            let author = self.is_reachable(&key.0) && !self.is_hosted(&key.0);
+            if author && now.mono < author_until {
+                let turn = HandOver { at: author_until, author_until };
+                self.hand_overs.entry(recipient).or_insert(turn);
                 continue;
             }
             if self.agent(&recipient).is_some() {
-                if self.may_receive_from_copy(recipient, &copy.event) {
-                    self.take_copy(recipient, copy.event, key.0, now);
-                }
-                self.copy_handed_over(recipient, &key, now);
+                let outcome = if !self.may_receive_from_copy(recipient, &copy.event) {
+                    error(NOT_PERMITTED)
+                } else if let Answer::Now(refused) =
+                    self.take_copy(recipient, copy.event, None, now)
+                {
+                    refused
+                } else {
+                    ok()
+                };
+                self.hand_over_ended(recipient, &key, &outcome, now);
                 continue;
             }
             if self.route(&self.daemon, &recipient).is_none() {
@@ -562,48 +625,86 @@ impl Node {
 
     pub(super) fn hand_over_ended(
         &mut self,
-        _local: DeviceId,
         recipient: DeviceId,
         key: &(DeviceId, String),
         outcome: &Outcome,
         now: Now,
     ) {
-        if matches!(outcome, Outcome::Ok(_)) {
-            self.copy_handed_over(recipient, key, now);
-        } else {
-            self.schedule_hand_over(recipient, now);
+        let done = match outcome {
+            Outcome::Ok(_) => Some(DeliveryState::Delivered),
+            // Just back, it may not know yet that it is in the room; after some attempts it means
+            // what it says.
+            Outcome::Error { code, .. } if code == NOT_PERMITTED => self
+                .copies
+                .refused(&recipient, key)
+                .then(|| DeliveryState::Refused { code: code.clone() }),
+            _ => None,
+        };
+        match done {
+            Some(state) => self.copy_done(recipient, key, state, now),
+            None => {
+                let at = now.mono + HAND_OVER_AGAIN_MS;
+                let turn = HandOver { at, author_until: at };
+                self.hand_overs.entry(recipient).or_insert(turn);
+            }
         }
     }
 
-    fn copy_handed_over(&mut self, recipient: DeviceId, key: &(DeviceId, String), now: Now) {
-        if self.copies.release(&recipient, key) {
+    fn copy_done(
+        &mut self,
+        recipient: DeviceId,
+        key: &(DeviceId, String),
+        state: DeliveryState,
+        now: Now,
+    ) {
+        let Some(copy) = self.copies.release(&recipient, key) else { return };
+        let (author, message) = key.clone();
+        if state == DeliveryState::Delivered {
             self.log(
                 LogEvent::new("copy_handed_over")
                     .with("recipient", recipient)
-                    .with("author", key.0)
-                    .with("message", &key.1),
+                    .with("author", author)
+                    .with("message", &message),
             );
-            let (author, message) = key.clone();
-            self.commit(vec![Record::CopyDone { recipient, author, message }], None);
             self.tell_released(recipient, vec![key.clone()], now);
+        }
+        let done = Record::CopyDone { recipient, author, message: message.clone() };
+        self.commit(vec![done], None);
+        // An author of ours, which had left it with us.
+        if self.agent(&author).is_some() {
+            let room = match copy.event {
+                DeliveryEvent::RoomMessage { message } => Some(message.room),
+                _ => None,
+            };
+            let event = DeliveryEvent::DeliveryStatus {
+                message_id: message,
+                agent: recipient,
+                delivery: state,
+                room,
+            };
+            self.show(author, event, now);
         }
     }
 
-    /// Shows an agent a message that came by a third party, once.
+    /// Shows an agent a message that came by a third party, once. `to` is answered when it is
+    /// stored.
     pub(super) fn take_copy(
         &mut self,
         agent: DeviceId,
         event: DeliveryEvent,
-        _from: DeviceId,
+        to: Option<AnswerTo>,
         now: Now,
-    ) {
+    ) -> Answer {
         if let Some(key) = event.message_key()
             && self.agent(&agent).is_some_and(|held| held.mailbox.has_seen(&key))
         {
-            return;
+            return to.map_or(Answer::Later, |to| self.repeated(agent, &key, to));
         }
         self.remember(&event);
-        self.show(agent, event, now);
+        match self.push_event(agent, event, to, now) {
+            Ok(_) => Answer::Later,
+            Err(_) => Answer::Now(error("mailbox_full")),
+        }
     }
 
     /// Puts a message into its history.
@@ -633,11 +734,21 @@ impl Node {
         &mut self,
         agent: DeviceId,
         queued: Vec<(DeviceId, Queued)>,
-        now: UnixMillis,
+        now: Now,
     ) {
         for (recipient, entry) in queued {
-            if let Some(event) = Self::event_of(agent, recipient, &entry) {
-                self.copies.hold(recipient, event, now);
+            let mut records = vec![Record::OutgoingDone { agent, number: entry.number }];
+            if let Some(event) = Self::event_of(agent, recipient, &entry)
+                && let Some((author, message)) = event.message_key()
+            {
+                let (bytes, since) = (event_bytes(&event), entry.queued_at);
+                if self.copies.hold(recipient, event, since) {
+                    records.push(Record::Copy { recipient, author, message, event: bytes, since });
+                }
+            }
+            self.commit(records, None);
+            if self.is_reachable(&recipient) {
+                self.schedule_hand_over(recipient, now);
             }
         }
     }

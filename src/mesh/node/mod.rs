@@ -217,6 +217,8 @@ pub enum Input {
     Committed(Ticket),
     /// A batch could not be stored.
     CommitFailed(Ticket),
+    /// A change of an identity file is on disk, or has failed and been reported.
+    IdentitySaved(Ticket),
     /// Result of [`Output::ProbePids`].
     DeadPids(Vec<DeviceId>),
     /// Time has passed.
@@ -287,6 +289,8 @@ pub enum Output {
     },
     /// Write to an identity file at once.
     SaveIdentity {
+        /// Name for the report.
+        ticket: Ticket,
         /// Whose slot.
         device: DeviceId,
         /// What.
@@ -423,6 +427,10 @@ struct Agent {
     pub consents: BTreeMap<DeviceId, Consent>,
     pub decisions: BTreeMap<String, Decision>,
     pub shown: BTreeMap<RoomPath, BTreeMap<DeviceId, super::records::AgentStatus>>,
+    /// Events that were shown but could not be stored: their senders keep them.
+    pub unstored: BTreeSet<u64>,
+    /// Rooms whose owner has been told that we leave.
+    pub leaving: BTreeSet<RoomPath>,
 }
 
 /// A device of ours in service.
@@ -449,11 +457,27 @@ enum Op {
     Plain { reply_by: u64 },
 }
 
-/// Waits for the store (or the client's acknowledgement) before a request is answered ok.
+/// Waits for the store (or the client's acknowledgement) before requests are answered ok: the
+/// first attempt of a sender and those that repeat it.
 struct Stored {
     agent: DeviceId,
     seq: u64,
-    answer: Option<AnswerTo>,
+    answers: Vec<AnswerTo>,
+}
+
+/// When copies are handed over to a recipient that is back (monotonic ms).
+#[derive(Clone, Copy)]
+struct HandOver {
+    at: u64,
+    /// Until then their authors come first, where they are here.
+    author_until: u64,
+}
+
+/// Waits for an identity file before anybody is told.
+struct Saving {
+    answers: Vec<AnswerTo>,
+    outcome: Outcome,
+    op: Option<OpId>,
 }
 
 /// The mesh peer of one daemon.
@@ -476,7 +500,7 @@ pub struct Node {
     revocations: RevocationView,
     tokens: TokenCache,
     copies: Copies,
-    hand_overs: BTreeMap<DeviceId, u64>,
+    hand_overs: BTreeMap<DeviceId, HandOver>,
     own_queues: BTreeMap<DeviceId, Vec<DeliveryEvent>>,
     contradicted: BTreeMap<DeviceId, u64>,
     mesh_decisions: BTreeMap<String, Decision>,
@@ -485,9 +509,10 @@ pub struct Node {
     dials: BTreeMap<DialId, DialFor>,
     ops: BTreeMap<OpId, Op>,
     stored: BTreeMap<Ticket, Stored>,
+    saving: BTreeMap<Ticket, Saving>,
     internal: VecDeque<Internal>,
     internal_open: BTreeMap<u64, (DeviceId, DeviceId, Purpose, Option<u64>)>,
-    deferred: VecDeque<(Purpose, DeviceId, DeviceId, Option<SessionId>, Outcome)>,
+    deferred: VecDeque<(Purpose, DeviceId, Option<SessionId>, Outcome)>,
     outputs: VecDeque<Output>,
     next_id: u64,
     gossip_at: u64,
@@ -553,6 +578,7 @@ impl Node {
             dials: BTreeMap::new(),
             ops: BTreeMap::new(),
             stored: BTreeMap::new(),
+            saving: BTreeMap::new(),
             internal: VecDeque::new(),
             internal_open: BTreeMap::new(),
             deferred: VecDeque::new(),
@@ -602,6 +628,7 @@ impl Node {
             Input::Command { op, agent, command } => self.command(op, agent, command, now),
             Input::Committed(ticket) => self.committed(ticket, true),
             Input::CommitFailed(ticket) => self.committed(ticket, false),
+            Input::IdentitySaved(ticket) => self.identity_saved(ticket, now),
             Input::DeadPids(dead) => self.dead_pids(&dead, now),
             Input::Tick => {}
             Input::Shutdown => self.shutdown(now),
@@ -638,8 +665,8 @@ impl Node {
     /// nothing is left.
     fn settle(&mut self, now: Now) {
         for _ in 0..MAX_INTERNAL_TURNS {
-            if let Some((purpose, local, remote, session, outcome)) = self.deferred.pop_front() {
-                self.outcome(purpose, local, remote, session, outcome, now);
+            if let Some((purpose, remote, session, outcome)) = self.deferred.pop_front() {
+                self.outcome(purpose, remote, session, outcome, now);
             } else if let Some(internal) = self.internal.pop_front() {
                 self.internal_request(internal, now);
             } else {
@@ -681,6 +708,14 @@ impl Node {
 
     fn agent_mut(&mut self, id: &DeviceId) -> Option<&mut Agent> {
         self.devices.get_mut(id)?.agent.as_mut()
+    }
+
+    /// An agent of ours, in service or not.
+    fn kept_agent_mut(&mut self, id: &DeviceId) -> Option<&mut Agent> {
+        match self.devices.get_mut(id).and_then(|device| device.agent.as_mut()) {
+            Some(agent) => Some(agent),
+            None => self.parked.get_mut(id),
+        }
     }
 
     fn record(&self, id: &DeviceId) -> Option<&AgentRecord> {
@@ -735,6 +770,8 @@ impl Agent {
             consents: BTreeMap::new(),
             decisions: BTreeMap::new(),
             shown: BTreeMap::new(),
+            unstored: BTreeSet::new(),
+            leaving: BTreeSet::new(),
         }
     }
 }

@@ -34,8 +34,9 @@ impl Node {
         }
     }
 
+    /// One attempt at a time: a second one would find the first one's listener in its way.
     fn go_for_port(&mut self) {
-        if self.shutting_down.is_none() {
+        if self.shutting_down.is_none() && self.formation.port() != PortState::Binding {
             self.formation.set_port(PortState::Binding);
             self.outputs.push_back(Output::BindPort);
         }
@@ -53,6 +54,10 @@ impl Node {
     }
 
     pub(super) fn port_bound(&mut self, now: Now) {
+        if self.shutting_down.is_some() {
+            self.outputs.push_back(Output::ReleasePort);
+            return;
+        }
         self.formation.set_port(PortState::Holding);
         self.hand_over_until = 0;
         self.log(LogEvent::new("port_held"));
@@ -60,6 +65,9 @@ impl Node {
     }
 
     pub(super) fn port_bind_failed(&mut self, in_use: bool, now: Now) {
+        if self.formation.port() != PortState::Binding {
+            return;
+        }
         if !in_use {
             self.port_unavailable("bind_failed", now);
         } else if now.mono < self.hand_over_until {
@@ -107,7 +115,7 @@ impl Node {
         let request = Self::frame_request(&message);
         self.request_on(session, request, Purpose::Introduce, Some(now.mono + REQUEST_TIMEOUT_MS));
         self.admitted(session, now);
-        self.send_own_record(session);
+        self.send_own_record(session, now);
     }
 
     pub(super) fn port_dial_failed(&mut self, local: DeviceId, reason: &'static str, now: Now) {
@@ -188,9 +196,10 @@ impl Node {
             self.note_peer(info, None, now);
         }
         self.admitted(session, now);
-        self.send_peer_list(session);
+        self.send_peer_list(session, now);
         if let Some(peer) = self.formation.peer(&remote).map(|peer| peer.info.clone()) {
-            self.broadcast(local, &MeshMessage::PeerJoined(peer), false, now);
+            let message = MeshMessage::PeerJoined(peer);
+            self.broadcast_to(local, &message, now, |s, _| s.is_machine_local());
         }
         self.pump_dials(now);
     }
@@ -221,13 +230,12 @@ impl Node {
         own.chain(others).collect()
     }
 
-    pub(super) fn send_peer_list(&mut self, session: SessionId) {
+    pub(super) fn send_peer_list(&mut self, session: SessionId, now: Now) {
         if !self.sessions.get(&session).is_some_and(Session::is_machine_local) {
             return;
         }
         let message = MeshMessage::PeerList(self.peer_list());
-        let request = Self::frame_request(&message);
-        self.request_on(session, request, Purpose::Nothing, None);
+        self.tell(session, &message, now);
     }
 
     /// Another device of ours came into service: the others learn where to dial it.
@@ -253,16 +261,18 @@ impl Node {
     /// the port finds the device or nobody, and addresses of other machines come from first
     /// contact alone.
     pub(super) fn peers_named(&mut self, session: SessionId, peers: Vec<PeerInfo>, now: Now) {
-        if !self.sessions.get(&session).is_some_and(Session::is_machine_local) {
+        let Some(speaker) =
+            self.sessions.get(&session).filter(|s| s.is_machine_local()).map(|s| s.remote)
+        else {
             return;
-        }
+        };
         for info in peers {
             let host: Option<IpAddr> = info.host.as_deref().and_then(|host| host.parse().ok());
             if self.is_hosted(&info.id) || self.formation.network_host(host).is_some() {
                 continue;
             }
-            // A peer that is connected knows its own port better than others do.
-            if self.formation.peer(&info.id).is_some() && self.remotes.contains_key(&info.id) {
+            // A peer whose port we have reached needs nobody's word for it but its own.
+            if info.id != speaker && self.formation.is_dialled(&info.id) {
                 continue;
             }
             self.note_peer(info, None, now);

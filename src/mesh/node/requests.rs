@@ -56,8 +56,7 @@ impl Node {
             _ => return Answer::Now(ok()),
         }
         if request.verb == FRAME_VERB {
-            self.mesh_message(session, MeshMessage::parse(&request.params), now);
-            return Answer::Now(ok());
+            return self.mesh_message(session, to, MeshMessage::parse(&request.params), now);
         }
         match inner {
             "path.trace" => Answer::Now(ok_with([("relayed", Value::Bool(false))])),
@@ -104,18 +103,29 @@ impl Node {
         }
     }
 
-    fn mesh_message(&mut self, session: SessionId, message: MeshMessage, now: Now) {
+    /// Answered at once, whatever it says; only a message for one of our agents that comes by a
+    /// third party is answered when it is stored.
+    fn mesh_message(
+        &mut self,
+        session: SessionId,
+        to: AnswerTo,
+        message: MeshMessage,
+        now: Now,
+    ) -> Answer {
         match message {
             MeshMessage::PeerList(peers) => self.peers_named(session, peers, now),
             MeshMessage::PeerJoined(peer) => self.peers_named(session, vec![peer], now),
             MeshMessage::BecomeCoordinator(peers) => self.named_successor(session, peers, now),
             MeshMessage::StateSync(snapshot) => self.snapshot(session, *snapshot, now),
-            MeshMessage::StateUpdate(patch) => self.patch(session, *patch, now),
-            MeshMessage::Release { agent, messages } => self.released(session, agent, messages),
+            MeshMessage::StateUpdate(patch) => return self.patch(session, to, *patch, now),
+            MeshMessage::Release { agent, messages } => {
+                self.released(session, agent, messages, now);
+            }
             MeshMessage::Introduce { .. }
             | MeshMessage::ConnectRequest { .. }
             | MeshMessage::Unknown => {}
         }
+        Answer::Now(ok())
     }
 
     /// A room verb, from a session or from a device of ours.
@@ -173,7 +183,6 @@ impl Node {
     pub(super) fn outcome(
         &mut self,
         purpose: Purpose,
-        local: DeviceId,
         remote: DeviceId,
         session: Option<SessionId>,
         outcome: Outcome,
@@ -210,7 +219,7 @@ impl Node {
             }
             Purpose::Leave { agent, path, op } => self.leave_ended(agent, &path, op, outcome, now),
             Purpose::HandOver { recipient, key } => {
-                self.hand_over_ended(local, recipient, &key, &outcome, now);
+                self.hand_over_ended(recipient, &key, &outcome, now);
             }
         }
     }

@@ -174,7 +174,7 @@ impl Node {
         self.log(LogEvent::new("agent_offline").with("agent", agent));
         let from = self.role.map_or(self.daemon, |claim| claim.coordinator);
         let message = MeshMessage::StateUpdate(Box::new(Patch::AgentOffline { agent_id: agent }));
-        self.broadcast(from, &message, false, now);
+        self.broadcast(from, &message, now);
         self.show_status(agent, AgentStatus::Offline, now);
     }
 

@@ -20,7 +20,7 @@ use super::super::wire::token::{self, MintRequest, ParsedToken, VerifyContext};
 use super::requests::{error, ok, ok_with};
 use super::{
     Answer, AnswerTo, CommandError, CommandResult, IdentityChange, Node, Op, OpId, OutRequest,
-    Outcome, Output, Purpose,
+    Outcome, Output, Purpose, Saving, Ticket,
 };
 use crate::codec::cbor::{self, Value};
 use crate::codec::time::UnixMillis;
@@ -50,9 +50,27 @@ impl Node {
         token: Option<&ParsedToken>,
         now: Now,
     ) -> bool {
-        let Some(token) = token else { return false };
+        // A revocation can be missed (a restart, a session that does not read it); the owner's
+        // record says the same.
+        if self.replica.put_out_by_owner(path, &from)
+            && !self.replica.room(path).is_some_and(|room| room.is_invited(&from))
+        {
+            return false;
+        }
+        token.is_some_and(|token| self.is_good_room_token(local, from, path, token, now))
+    }
+
+    /// Whether `token` lets `bearer` into this room, as `local` would judge it.
+    fn is_good_room_token(
+        &self,
+        local: DeviceId,
+        bearer: DeviceId,
+        path: &RoomPath,
+        token: &ParsedToken,
+        now: Now,
+    ) -> bool {
         let context =
-            VerifyContext { now: now.unix, bearer: Some(from), revocations: &self.revocations };
+            VerifyContext { now: now.unix, bearer: Some(bearer), revocations: &self.revocations };
         token::verify_room_token(token, &context, path, &local, token::DmRule::Verifier).is_ok()
     }
 
@@ -63,7 +81,7 @@ impl Node {
         bearer: DeviceId,
         path: &RoomPath,
         now: Now,
-    ) -> Option<CoseSign1> {
+    ) -> Option<(CoseSign1, Option<Ticket>)> {
         let token_id = self.random::<16>();
         let device = self.devices.get_mut(&local)?;
         let expires = now.unix.plus(ROOM_TOKEN_LIFE_MS);
@@ -71,21 +89,41 @@ impl Node {
         let request = MintRequest::new(token_id, bearer, capability::ROOM_MEMBER, scope, expires)
             .delegations(0);
         let token = token::mint(&device.key, now.unix, request).ok()?;
-        let token_id = token_id.to_vec();
-        if bearer != local {
-            if let Some(agent) = device.agent.as_mut() {
-                agent.grants.insert((path.clone(), bearer), token_id.clone());
-            }
-            self.outputs.push_back(Output::SaveIdentity {
-                device: local,
-                change: IdentityChange::IssuedGrant {
-                    path: path.clone(),
-                    member: bearer,
-                    token_id: Some(token_id),
-                },
-            });
+        if bearer == local {
+            return Some((token, None));
         }
-        Some(token)
+        let token_id = token_id.to_vec();
+        if let Some(agent) = device.agent.as_mut() {
+            agent.grants.insert((path.clone(), bearer), token_id.clone());
+        }
+        let ticket = self.save_identity(
+            local,
+            IdentityChange::IssuedGrant {
+                path: path.clone(),
+                member: bearer,
+                token_id: Some(token_id),
+            },
+        );
+        Some((token, Some(ticket)))
+    }
+
+    /// Asks for a change of an identity file; the ticket comes back once it is on disk.
+    fn save_identity(&mut self, device: DeviceId, change: IdentityChange) -> Ticket {
+        let ticket = Ticket(self.id());
+        self.outputs.push_back(Output::SaveIdentity { ticket, device, change });
+        ticket
+    }
+
+    /// A change of an identity file is on disk, or reported as failed: what waited for it goes on.
+    pub(super) fn identity_saved(&mut self, ticket: Ticket, now: Now) {
+        let Some(held) = self.saving.remove(&ticket) else { return };
+        for to in held.answers {
+            self.release_waiter(to);
+            self.answer(to, held.outcome.clone(), now);
+        }
+        if let Some(op) = held.op {
+            self.outputs.push_back(Output::Reply { op, result: Ok(CommandResult::Done) });
+        }
     }
 
     /// Withdraws what was issued to a member, and tells everybody.
@@ -97,10 +135,10 @@ impl Node {
             return;
         };
         let entry = revocation::revoke(&device.key, &token_id, now.unix);
-        self.outputs.push_back(Output::SaveIdentity {
-            device: local,
-            change: IdentityChange::IssuedGrant { path: path.clone(), member, token_id: None },
-        });
+        self.save_identity(
+            local,
+            IdentityChange::IssuedGrant { path: path.clone(), member, token_id: None },
+        );
         let remotes: Vec<DeviceId> = self
             .routes
             .range((local, DeviceId([0; 32]))..=(local, DeviceId([255; 32])))
@@ -120,19 +158,15 @@ impl Node {
         if let Some(held) = self.agent_mut(&agent) {
             held.tokens.insert(path.clone(), token.clone());
         }
-        self.outputs.push_back(Output::SaveIdentity {
-            device: agent,
-            change: IdentityChange::RoomToken { path: path.clone(), token: Some(token) },
-        });
+        let change = IdentityChange::RoomToken { path: path.clone(), token: Some(token) };
+        self.save_identity(agent, change);
     }
 
     pub(super) fn give_up_token(&mut self, agent: DeviceId, path: &RoomPath) {
         let had = self.agent_mut(&agent).is_some_and(|held| held.tokens.remove(path).is_some());
         if had {
-            self.outputs.push_back(Output::SaveIdentity {
-                device: agent,
-                change: IdentityChange::RoomToken { path: path.clone(), token: None },
-            });
+            let change = IdentityChange::RoomToken { path: path.clone(), token: None };
+            self.save_identity(agent, change);
         }
     }
 
@@ -165,6 +199,11 @@ impl Node {
         if owner != local {
             return Answer::Now(error("not_owner"));
         }
+        // One that a restart has made us forget is still ours by its token.
+        let existed = self.agent(&local).is_some_and(|held| held.tokens.contains_key(&path));
+        if self.replica.room(&path).is_none() && !existed {
+            return Answer::Now(error("room_not_found"));
+        }
         let put_out = self.replica.put_out_by_owner(&path, &from);
         let admitted = self.replica.room(&path).is_some_and(|room| {
             room.is_invited(&from)
@@ -172,22 +211,46 @@ impl Node {
                 || (room.kind == RoomType::Public && !put_out)
         });
         if admitted {
-            return Answer::Now(self.admit(local, from, &path, now));
+            self.admit(local, from, &path, vec![to], None, now);
+            return Answer::Later;
         }
         self.ask_agent(local, from, session, to, path, now)
     }
 
-    /// Lets a requester into a room (or conversation) of ours.
+    /// Lets a requester into a room (or conversation) of ours. Nobody is told before the grant is
+    /// on disk: a crash must not undo what was said (decision 4).
     pub(super) fn admit(
         &mut self,
         local: DeviceId,
         member: DeviceId,
         path: &RoomPath,
+        answers: Vec<AnswerTo>,
+        op: Option<OpId>,
+        now: Now,
+    ) {
+        let Some((token, Some(ticket))) = self.issue_room_token(local, member, path, now) else {
+            for to in answers {
+                self.release_waiter(to);
+                self.answer(to, error("mint_failed"), now);
+            }
+            if let Some(op) = op {
+                self.fail(op, CommandError::new("mint_failed", "the token could not be made"));
+            }
+            return;
+        };
+        let outcome = self.let_member_in(local, member, path, &token, now);
+        self.saving.insert(ticket, Saving { answers, outcome, op });
+    }
+
+    /// The record of a new member, and what the others hear; what the member is answered.
+    fn let_member_in(
+        &mut self,
+        local: DeviceId,
+        member: DeviceId,
+        path: &RoomPath,
+        token: &CoseSign1,
         now: Now,
     ) -> Outcome {
-        let Some(token) = self.issue_room_token(local, member, path, now) else {
-            return error("mint_failed");
-        };
         let Some(before) = self.replica.room(path).map(|room| room.members.clone()) else {
             let members = members_value(&[local, member]);
             return ok_with([("granted-token", token.to_value()), ("members", members)]);
@@ -301,6 +364,11 @@ impl Node {
         for agent in self.agent_ids() {
             if before.contains(&agent) && !after.contains(&agent) && speaker != agent {
                 // Put out by the owner: the token is revoked, and a join has to ask again.
+                let leaving = self.agent(&agent).is_some_and(|held| held.leaving.contains(path));
+                if leaving {
+                    // By its own wish; what else there is to do follows the owner's answer.
+                    continue;
+                }
                 self.give_up_token(agent, path);
                 self.unsubscribe(agent, path, now);
                 self.show(agent, DeliveryEvent::MemberLeft { room: path.to_string(), agent }, now);
@@ -512,7 +580,7 @@ impl Node {
         }
         // A retry whose first attempt did arrive.
         if self.agent(&local).is_some_and(|held| held.mailbox.has_seen(&key)) {
-            return Answer::Now(ok());
+            return self.repeated(local, &key, to);
         }
         self.remember(&event);
         match self.push_event(local, event, Some(to), now) {
@@ -627,7 +695,7 @@ impl Node {
             return error("malformed_params");
         }
         let parsed = self.tokens.get_or_parse(&token);
-        if !self.is_authorised(local, local, &path, Some(&parsed), now) {
+        if !self.is_good_room_token(local, local, &path, &parsed, now) {
             return error("unauthorized");
         }
         let text = |map: Option<&Value>, key: &str| {
@@ -678,7 +746,7 @@ impl Node {
         if self.replica.room(&path).is_some() {
             return Err(CommandError::new("room_exists", format!("room {path} exists already")));
         }
-        let token = self.issue_room_token(agent, agent, &path, now).ok_or_else(|| {
+        let (token, _) = self.issue_room_token(agent, agent, &path, now).ok_or_else(|| {
             CommandError::new("mint_failed", "the room's token could not be made")
         })?;
         let mut room = RoomRecord {
@@ -718,6 +786,19 @@ impl Node {
                 record.subscribed_rooms.push(id);
             }
             self.broadcast_own_record(agent, now);
+        }
+    }
+
+    /// Our agents that are in a room by its record, and hold its token, say so in their own.
+    pub(super) fn subscribe_members(&mut self, path: &RoomPath, now: Now) {
+        let members: Vec<DeviceId> = match self.replica.room(path) {
+            Some(room) => room.members.clone(),
+            None => return,
+        };
+        for member in members {
+            if self.agent(&member).is_some_and(|held| held.tokens.contains_key(path)) {
+                self.subscribe(member, path, now);
+            }
         }
     }
 
@@ -822,7 +903,7 @@ impl Node {
             .and_then(|token| CoseSign1::from_value(token.clone()).ok())
             .filter(|token| {
                 let parsed = self.tokens.get_or_parse(token);
-                self.is_authorised(agent, agent, &path, Some(&parsed), now)
+                self.is_good_room_token(agent, agent, &path, &parsed, now)
             });
         let Some(token) = token else {
             let what =
@@ -1018,6 +1099,9 @@ impl Node {
             scope: Scope { kind: "room".into(), path: Some(path.to_string()) },
             token: Some(token),
         };
+        if let Some(held) = self.agent_mut(&agent) {
+            held.leaving.insert(path.clone());
+        }
         self.ops.insert(op, Op::Plain { reply_by: now.mono + REQUEST_TIMEOUT_MS + 1_000 });
         let deadline = Some(now.mono + REQUEST_TIMEOUT_MS);
         self.request(agent, owner, request, Purpose::Leave { agent, path, op }, deadline);
@@ -1031,7 +1115,9 @@ impl Node {
         outcome: Outcome,
         now: Now,
     ) {
-        self.ops.remove(&op);
+        if let Some(held) = self.agent_mut(&agent) {
+            held.leaving.remove(path);
+        }
         let result = match outcome {
             Outcome::Ok(_) => {
                 self.give_up_token(agent, path);
@@ -1057,7 +1143,14 @@ impl Node {
                 Err(CommandError::new("leave_failed", format!("the owner answered {code}")))
             }
         };
-        self.outputs.push_back(Output::Reply { op, result });
+        self.reply_if_open(op, result);
+    }
+
+    /// Answers a command unless its time has run out.
+    fn reply_if_open(&mut self, op: OpId, result: Result<CommandResult, CommandError>) {
+        if self.ops.remove(&op).is_some() {
+            self.outputs.push_back(Output::Reply { op, result });
+        }
     }
 
     pub(super) fn invite(
@@ -1076,7 +1169,7 @@ impl Node {
             self.fail(op, CommandError::new("already_member", "that agent is in the room already"));
             return;
         }
-        let Some(token) = self.issue_room_token(agent, invitee, &path, now) else {
+        let Some((token, _)) = self.issue_room_token(agent, invitee, &path, now) else {
             self.fail(op, CommandError::new("mint_failed", "the invitation could not be made"));
             return;
         };
@@ -1122,7 +1215,6 @@ impl Node {
         op: OpId,
         outcome: Outcome,
     ) {
-        self.ops.remove(&op);
         let result = match outcome {
             Outcome::Ok(_) => Ok(CommandResult::Room(path.clone())),
             failed => {
@@ -1133,7 +1225,7 @@ impl Node {
                 ))
             }
         };
-        self.outputs.push_back(Output::Reply { op, result });
+        self.reply_if_open(op, result);
     }
 
     pub(super) fn kick(

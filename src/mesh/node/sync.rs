@@ -10,10 +10,12 @@ use super::super::message::{MeshMessage, Patch, Snapshot};
 use super::super::records::{
     AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord, RoomType,
 };
-use super::super::replica::{Merge, Speaker};
+use super::super::replica::{Merge, Owner, Speaker};
 use super::super::session::{Session, SessionId};
 use super::super::wire::room_path::RoomPath;
-use super::{Node, Purpose};
+use super::mailboxes::NOT_PERMITTED;
+use super::requests::{error, ok};
+use super::{Answer, AnswerTo, Node, Purpose, Record};
 use crate::codec::cbor;
 use crate::identity::device::DeviceId;
 
@@ -21,6 +23,9 @@ use crate::identity::device::DeviceId;
 pub const MAX_SNAPSHOT_BYTES: usize = 1024 * 1024;
 /// Least time between contradictions about one agent of ours (decision 6).
 const CONTRADICT_EVERY_MS: u64 = 60_000;
+/// How long after it came into service an owner takes its rooms back from what peers remember:
+/// they all connect, and send what they have, well within it.
+const RESTORE_MS: u64 = 600_000;
 /// Agents whose own undelivered events are kept for them.
 const MAX_OWN_QUEUES: usize = 1024;
 
@@ -32,21 +37,30 @@ impl Node {
 
     // --- out --------------------------------------------------------------------------------------
 
-    pub(super) fn send_own_record(&mut self, session: SessionId) {
-        let Some(local) = self.sessions.get(&session).map(|s| s.local) else { return };
+    pub(super) fn send_own_record(&mut self, session: SessionId, now: Now) {
+        let Some((local, same_user)) =
+            self.sessions.get(&session).map(|s| (s.local, s.is_same_user()))
+        else {
+            return;
+        };
         if self.agent(&local).is_none() {
             return;
         }
-        if let Some(agent) = self.public_record(&local) {
+        if let Some(agent) = self.public_record(&local, same_user) {
             let message = MeshMessage::StateUpdate(Box::new(Patch::AgentUpsert { agent }));
-            let request = Self::frame_request(&message);
-            self.request_on(session, request, Purpose::Nothing, None);
+            self.tell(session, &message, now);
         }
     }
 
-    /// Our agent's record as others may see it: no secret or private room in it.
-    fn public_record(&self, agent: &DeviceId) -> Option<AgentRecord> {
+    /// Our agent's record as others may see it: no secret or private room in it, and for those who
+    /// are not our own user no more than in an advert.
+    fn public_record(&self, agent: &DeviceId, same_user: bool) -> Option<AgentRecord> {
         let mut record = self.record(agent)?.clone();
+        if !same_user {
+            record.cwd.clear();
+            record.tags.clear();
+            record.pid = 0;
+        }
         record.subscribed_rooms.retain(|room| {
             RoomPath::parse(room).is_ok_and(|path| {
                 self.replica.room(&path).is_some_and(|room| room.kind == RoomType::Public)
@@ -57,9 +71,14 @@ impl Node {
 
     pub(super) fn broadcast_own_record(&mut self, agent: DeviceId, now: Now) {
         self.advert_changed(&agent, now);
-        if let Some(record) = self.public_record(&agent) {
-            let message = MeshMessage::StateUpdate(Box::new(Patch::AgentUpsert { agent: record }));
-            self.broadcast(agent, &message, false, now);
+        for same_user in [true, false] {
+            if let Some(record) = self.public_record(&agent, same_user) {
+                let message =
+                    MeshMessage::StateUpdate(Box::new(Patch::AgentUpsert { agent: record }));
+                self.broadcast_to(agent, &message, now, |session, _| {
+                    session.is_same_user() == same_user
+                });
+            }
         }
     }
 
@@ -75,7 +94,7 @@ impl Node {
             record.status = AgentStatus::Offline;
         }
         let message = MeshMessage::StateUpdate(Box::new(Patch::AgentOffline { agent_id: agent }));
-        self.broadcast(agent, &message, false, now);
+        self.broadcast(agent, &message, now);
         self.show_status(agent, AgentStatus::Offline, now);
     }
 
@@ -97,13 +116,13 @@ impl Node {
         let Some(s) = self.sessions.get(&session) else { return };
         let (local, remote, same_user) = (s.local, s.remote, s.is_same_user());
         if !same_user {
-            self.send_own_record(session);
+            self.send_own_record(session, now);
             return;
         }
         let mut base = Snapshot::default();
         for record in self.replica.agents() {
             let shown = if self.is_hosted(&record.id) {
-                self.public_record(&record.id)
+                self.public_record(&record.id, true)
             } else {
                 Some(record.clone())
             };
@@ -115,7 +134,7 @@ impl Node {
             return;
         }
         for (path, room) in self.replica.rooms() {
-            if room.kind == RoomType::Public || room.is_member(&remote) {
+            if room.kind == RoomType::Public || room.is_member(&remote) || room.owner == remote {
                 base.rooms.insert(path.to_string(), room.clone());
             }
         }
@@ -165,14 +184,20 @@ impl Node {
 
     // --- in ---------------------------------------------------------------------------------------
 
-    pub(super) fn patch(&mut self, session: SessionId, patch: Patch, now: Now) {
-        let Some(speaker) = self.speaker(session) else { return };
+    pub(super) fn patch(
+        &mut self,
+        session: SessionId,
+        to: AnswerTo,
+        patch: Patch,
+        now: Now,
+    ) -> Answer {
+        let Some(speaker) = self.speaker(session) else { return Answer::Now(ok()) };
         match patch {
             Patch::AgentUpsert { agent } => self.agent_stated(agent, speaker, now),
             Patch::AgentOffline { agent_id } => self.offline_stated(agent_id, speaker, now),
             Patch::RoomUpsert { room } => self.room_stated(room, speaker, now),
             Patch::RoomDelete { room_id } => {
-                let Ok(path) = RoomPath::parse(&room_id) else { return };
+                let Ok(path) = RoomPath::parse(&room_id) else { return Answer::Now(ok()) };
                 match self.replica.merge_room_delete(&path, speaker) {
                     Merge::Refused(reason) => self.refuse(speaker.device, "room_delete", reason),
                     Merge::Changed => self.room_gone(&path, now),
@@ -180,13 +205,14 @@ impl Node {
                 }
             }
             Patch::Delivery { agent_id, event } => {
-                self.event_stated(agent_id, event, speaker, session, now);
+                return self.event_stated(agent_id, event, speaker, to, now);
             }
             // No real peer sends these; a history is told by its own author or a snapshot.
             Patch::MessageAdd { .. } | Patch::DmAdd { .. } => {
                 self.refuse(speaker.device, "legacy_patch", "not_taken");
             }
         }
+        Answer::Now(ok())
     }
 
     fn agent_stated(&mut self, agent: AgentRecord, speaker: Speaker, now: Now) {
@@ -262,18 +288,52 @@ impl Node {
     }
 
     pub(super) fn room_stated(&mut self, room: RoomRecord, speaker: Speaker, now: Now) {
-        let owned_here = self.is_hosted(&room.owner) || self.parked.contains_key(&room.owner);
-        let before = RoomPath::parse(&room.id)
-            .ok()
-            .and_then(|path| self.replica.room(&path).map(|room| room.members.clone()));
-        let (merge, path) = self.replica.merge_room(room, speaker, owned_here);
+        let (before, owner) = match RoomPath::parse(&room.id) {
+            Ok(path) => (
+                self.replica.room(&path).map(|room| (room.members.clone(), room.version)),
+                self.owner_of(&path, room.owner, speaker, now),
+            ),
+            Err(_) => (None, Owner::Away),
+        };
+        let owner_id = room.owner;
+        let (merge, path) = self.replica.merge_room(room, speaker, owner);
         match (merge, path) {
+            (Merge::Refused("unknown_own_room"), Some(path)) => {
+                // Its end has not reached everybody.
+                if let Some(session) = self.route(&owner_id, &speaker.device) {
+                    let room_id = path.to_string();
+                    let message = MeshMessage::StateUpdate(Box::new(Patch::RoomDelete { room_id }));
+                    self.tell(session, &message, now);
+                }
+            }
+            (Merge::Refused("owner_speaks_for_itself"), _) => {}
             (Merge::Refused(reason), _) => self.refuse(speaker.device, "room_upsert", reason),
             (Merge::Changed, Some(path)) => {
-                self.members_changed(&path, before.unwrap_or_default(), speaker.device, now);
+                let (members, version) = before.unwrap_or_default();
+                self.members_changed(&path, members, speaker.device, now);
+                self.subscribe_members(&path, now);
+                if matches!(owner, Owner::Ours { restored: true })
+                    && self.replica.room(&path).is_some_and(|room| room.version > version)
+                {
+                    self.broadcast_room(owner_id, &path, now);
+                }
             }
             _ => {}
         }
+    }
+
+    /// Where the owner of a room is while somebody speaks of the room.
+    fn owner_of(&self, path: &RoomPath, owner: DeviceId, speaker: Speaker, now: Now) -> Owner {
+        if let Some(device) = self.devices.get(&owner) {
+            let token = device.agent.as_ref().is_some_and(|agent| agent.tokens.contains_key(path));
+            let restored = token && now.unix.since(device.started_at) < RESTORE_MS;
+            return Owner::Ours { restored };
+        }
+        // Out of service here: another process may serve it, and then speaks for it.
+        if self.parked.contains_key(&owner) && speaker.device != owner {
+            return Owner::Ours { restored: false };
+        }
+        if self.remotes.contains_key(&owner) { Owner::Here } else { Owner::Away }
     }
 
     pub(super) fn snapshot(&mut self, session: SessionId, snapshot: Snapshot, now: Now) {
@@ -297,7 +357,11 @@ impl Node {
                 .is_some_and(|room| room.members.iter().any(|member| self.is_hosted(member)));
             if wanted && let Some(history) = self.replica.room_history_mut(&path) {
                 for message in messages.into_iter().filter(|message| message.room == id) {
-                    history.add(message);
+                    // Who has read a message of ours is for receipts to say.
+                    let ours = self.devices.contains_key(&message.from);
+                    if !ours || history.find(&message.id).is_none() {
+                        history.add(message);
+                    }
                 }
             }
         }
@@ -306,7 +370,9 @@ impl Node {
             let wanted = self.agent_ids().iter().any(|agent| path.has_participant(agent));
             if wanted && let Some(history) = self.replica.dm_history_mut(&path) {
                 for message in messages {
-                    if RoomPath::dm(message.from, message.to).is_some_and(|dm| dm == path) {
+                    let ours = self.devices.contains_key(&message.from);
+                    let fits = RoomPath::dm(message.from, message.to).is_some_and(|dm| dm == path);
+                    if fits && (!ours || history.find(&message.id).is_none()) {
                         history.add(message);
                     }
                 }
@@ -316,7 +382,7 @@ impl Node {
             let Some(agent) = DeviceId::parse(&id) else { continue };
             if self.is_hosted(&agent) {
                 for event in events {
-                    self.replayed(agent, event, speaker.device, now);
+                    self.replayed(agent, event, now);
                 }
             } else if agent == speaker.device {
                 self.keep_own_queue(agent, events);
@@ -341,7 +407,7 @@ impl Node {
 
     /// An event that comes back to one of our agents out of a peer's snapshot: shown if it has not
     /// been shown before (decision 1).
-    fn replayed(&mut self, agent: DeviceId, event: DeliveryEvent, from: DeviceId, now: Now) {
+    fn replayed(&mut self, agent: DeviceId, event: DeliveryEvent, now: Now) {
         if !event.is_replayed() || !self.may_receive_from_copy(agent, &event) {
             return;
         }
@@ -351,7 +417,8 @@ impl Node {
             _ => false,
         };
         if !read {
-            self.take_copy(agent, event, from, now);
+            // Nobody asks what became of it: the peer keeps its copy until it is told.
+            let _nobody_is_answered = self.take_copy(agent, event, None, now);
         }
     }
 
@@ -362,49 +429,45 @@ impl Node {
         agent: DeviceId,
         event: DeliveryEvent,
         speaker: Speaker,
-        session: SessionId,
+        to: AnswerTo,
         now: Now,
-    ) {
+    ) -> Answer {
         if !speaker.same_user {
             self.refuse(speaker.device, "delivery", "not_authorised");
-            return;
+            return Answer::Now(ok());
         }
         if self.is_hosted(&agent) {
             if self.may_receive_from_copy(agent, &event) {
-                self.take_copy(agent, event, speaker.device, now);
-            } else {
-                self.refuse(speaker.device, "delivery", "not_permitted");
+                return self.take_copy(agent, event, Some(to), now);
             }
-            return;
+            self.refuse(speaker.device, "delivery", NOT_PERMITTED);
+            return Answer::Now(error(NOT_PERMITTED));
         }
         // Only what its author itself asks us to hold.
-        let author = event.message_key().map(|(author, _)| author);
-        let asked = self.sessions.get(&session).map(|s| s.remote);
-        if author != asked || !self.directory.is_commsd(&speaker.device) {
-            return;
+        let Some((author, message)) = event.message_key() else { return Answer::Now(ok()) };
+        if author != speaker.device || !self.directory.is_commsd(&speaker.device) {
+            return Answer::Now(ok());
         }
-        let key = event.message_key();
-        let record = super::Record::Copy {
+        let record = Record::Copy {
             recipient: agent,
-            author: speaker.device,
-            message: key.as_ref().map(|(_, id)| id.clone()).unwrap_or_default(),
+            author,
+            message: message.clone(),
             event: event_bytes(&event),
             since: now.unix,
         };
         if self.copies.hold(agent, event, now.unix) {
-            if let Some((author, message)) = key {
-                self.log(
-                    LogEvent::new("copy_held")
-                        .with("recipient", agent)
-                        .with("author", author)
-                        .with("message", message),
-                );
-            }
+            self.log(
+                LogEvent::new("copy_held")
+                    .with("recipient", agent)
+                    .with("author", author)
+                    .with("message", message),
+            );
             self.commit(vec![record], None);
             if self.is_reachable(&agent) {
                 self.schedule_hand_over(agent, now);
             }
         }
+        Answer::Now(ok())
     }
 
     /// Whether a third party may bring this to the agent: only what its author could have sent.

@@ -5,4 +5,8 @@ mod rng;
 mod support;
 pub mod world;
 
+mod authority;
 mod formation;
+mod messages;
+mod random;
+mod rooms;

@@ -18,8 +18,8 @@ use commsd::mesh::events::DeliveryEvent;
 use commsd::mesh::journal::Ticket;
 use commsd::mesh::log::LogEvent;
 use commsd::mesh::node::{
-    AddDevice, AgentSpec, Command, CommandError, CommandResult, DialId, DialTarget, IdentityChange,
-    Input, Node, NodeConfig, OpId, Output,
+    AddDevice, AgentSpec, Command, CommandError, CommandResult, DecisionTarget, DialId, DialTarget,
+    IdentityChange, Input, Node, NodeConfig, OpId, Output,
 };
 use commsd::mesh::records::Now;
 use commsd::mesh::session::{Origin, SessionId, SessionKind};
@@ -111,7 +111,13 @@ pub struct Shown {
     pub seq: u64,
     pub event: Arc<DeliveryEvent>,
     pub life: u64,
-    pub at: u64,
+}
+
+impl Host {
+    /// What the host has stored.
+    pub fn store(&self) -> &FaultyStore {
+        &self.store
+    }
 }
 
 /// An agent's place: its key, what its slot file holds, and its client's memory.
@@ -127,6 +133,10 @@ pub struct Slot {
     /// Messages shown to this incarnation.
     known: BTreeSet<(DeviceId, String)>,
     ack_due: u64,
+    /// The client is there.
+    connected: bool,
+    /// The newest event it has had, and in which life of its daemon.
+    position: (u64, u64),
 }
 
 impl Slot {
@@ -156,8 +166,6 @@ pub struct Raw {
     pub sessions: BTreeMap<SessionId, (DeviceId, &'static str)>,
     /// Sessions that ended, with the reason.
     pub ended: Vec<(SessionId, &'static str)>,
-    /// Dials that failed.
-    pub failed: Vec<&'static str>,
     /// Answers every request ok.
     pub polite: bool,
 }
@@ -175,16 +183,18 @@ pub struct Host {
     brain: Brain,
     /// Counts its starts.
     pub life: u64,
+    /// When it started last.
+    pub started: u64,
     /// Milliseconds that its wall clock is ahead of the world's.
     pub wall_offset: i64,
     /// Does nothing until then.
     paused_until: u64,
     store: FaultyStore,
-    data_port: u16,
     tick_at: Option<u64>,
     ticks: (u64, u32),
     pub log: Vec<(u64, LogEvent)>,
     pub ready_to_leave: bool,
+    leaving: bool,
 }
 
 struct End {
@@ -260,7 +270,6 @@ impl Ord for Due {
 /// A frame seen on its way.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    pub at: u64,
     pub from: usize,
     pub to: usize,
     pub frame: Frame,
@@ -278,6 +287,8 @@ pub struct World {
     /// Frames seen, once `watch` is set.
     pub seen: Vec<Seen>,
     pub watch: bool,
+    /// Agents answer requests by themselves, mostly with yes.
+    pub answers_by_itself: bool,
     queue: BinaryHeap<Reverse<Due>>,
     order: u64,
     links: BTreeMap<u64, Link>,
@@ -309,6 +320,7 @@ impl World {
             replies: BTreeMap::new(),
             seen: Vec::new(),
             watch: false,
+            answers_by_itself: false,
             queue: BinaryHeap::new(),
             order: 0,
             links: BTreeMap::new(),
@@ -339,14 +351,15 @@ impl World {
             key: index,
             brain: Brain::Down,
             life: 0,
+            started: 0,
             wall_offset: 0,
             paused_until: 0,
             store: FaultyStore::new(self.seed ^ (index as u64) << 32, Faults::default()),
-            data_port: 0,
             tick_at: None,
             ticks: (0, 0),
             log: Vec::new(),
             ready_to_leave: false,
+            leaving: false,
         });
         index
     }
@@ -379,7 +392,9 @@ impl World {
     pub fn start(&mut self, host: usize) {
         assert!(matches!(self.hosts[host].brain, Brain::Down), "host {host} runs already");
         self.hosts[host].life += 1;
+        self.hosts[host].started = self.now;
         self.hosts[host].ready_to_leave = false;
+        self.hosts[host].leaving = false;
         let life = self.hosts[host].life;
         let device = self.device(host);
         let port = self.listen_data(host, device);
@@ -404,7 +419,6 @@ impl World {
         let now = self.clock(host);
         let node = Node::new(config, key(self.hosts[host].key), port, Box::new(entropy), now);
         self.hosts[host].brain = Brain::Node(Box::new(node));
-        self.hosts[host].data_port = port;
         self.hosts[host].tick_at = None;
         let own = BTreeSet::from([Self::ip(spec.machine), IpAddr::V4(Ipv4Addr::LOCALHOST)]);
         self.input(host, Input::LocalAddresses(own));
@@ -433,7 +447,7 @@ impl World {
         let device = self.device(host);
         self.hosts[host].life = 1;
         self.hosts[host].brain = Brain::Raw(Raw { polite: true, ..Raw::default() });
-        self.hosts[host].data_port = self.listen_data(host, device);
+        self.listen_data(host, device);
         host
     }
 
@@ -445,9 +459,23 @@ impl World {
         }
     }
 
-    /// The port of a host's own data listener.
-    pub fn data_port(&self, host: usize) -> u16 {
-        self.hosts[host].data_port
+    /// Where a device listens on its machine.
+    pub fn door(&self, device: &DeviceId) -> DialTarget {
+        let port = self.listeners.iter().find_map(|(listener, (_, _, at))| match listener {
+            Listener::Data { port, .. } if at == device => Some(*port),
+            _ => None,
+        });
+        DialTarget::Loopback(port.expect("the device listens"))
+    }
+
+    /// Where a host listens on the network.
+    pub fn network_door(&self, host: usize) -> DialTarget {
+        let door = self.listeners.iter().find_map(|(listener, (at, ..))| match listener {
+            Listener::Network { ip, port } if *at == host => Some((*ip, *port)),
+            _ => None,
+        });
+        let (ip, port) = door.expect("the host listens on the network");
+        DialTarget::Network(ip, port)
     }
 
     /// An agent, in service at a host.
@@ -468,6 +496,8 @@ impl World {
                 shown: Vec::new(),
                 known: BTreeSet::new(),
                 ack_due: 0,
+                connected: false,
+                position: (0, 0),
             },
         );
         if self.is_up(host) {
@@ -479,7 +509,9 @@ impl World {
     /// Puts an agent out of service.
     pub fn detach(&mut self, agent: DeviceId) {
         let host = self.slots[&agent].host;
-        self.slots.get_mut(&agent).unwrap().in_service = false;
+        let slot = self.slots.get_mut(&agent).unwrap();
+        slot.in_service = false;
+        slot.connected = false;
         self.listeners.retain(|_, (at, _, device)| !(*at == host && *device == agent));
         if self.is_up(host) {
             self.input(host, Input::RemoveDevice(agent));
@@ -512,6 +544,19 @@ impl World {
         };
         let add = AddDevice { key: key(slot.key), data_port, agent: Some(spec) };
         self.input(host, Input::AddDevice(Box::new(add)));
+        // The client connects: first what it has not had, in order, then what comes.
+        let life = self.hosts[host].life;
+        let slot = self.slots.get_mut(&agent).unwrap();
+        slot.connected = true;
+        if slot.position.0 != life {
+            slot.position = (life, 0);
+        }
+        let after = slot.position.1;
+        let missed: Vec<(u64, Arc<DeliveryEvent>)> =
+            self.node(host).inbox(&agent, after).map(|e| (e.seq, Arc::clone(&e.event))).collect();
+        for (seq, event) in missed {
+            self.show(host, agent, seq, event);
+        }
     }
 
     /// Whether a daemon runs.
@@ -554,6 +599,12 @@ impl World {
         self.at(ms, move |world| world.release_held());
     }
 
+    /// It goes on.
+    pub fn unpause(&mut self, host: usize) {
+        self.hosts[host].paused_until = 0;
+        self.release_held();
+    }
+
     /// Makes a host's storage bad.
     pub fn set_faults(&mut self, host: usize, faults: Faults) {
         self.hosts[host].store.set_faults(faults);
@@ -564,8 +615,14 @@ impl World {
         assert!(self.is_up(host));
         self.hosts[host].store.crash();
         self.vanish(host);
+        self.forget_shown(host);
+    }
+
+    /// The agents of a host that comes back are new incarnations.
+    fn forget_shown(&mut self, host: usize) {
         for slot in self.slots.values_mut().filter(|slot| slot.host == host) {
             slot.known.clear();
+            slot.connected = false;
         }
     }
 
@@ -600,13 +657,21 @@ impl World {
         }
     }
 
-    /// Asks a daemon to leave, lets it say what it has to, and ends it.
-    pub fn stop(&mut self, host: usize) {
+    /// Asks a daemon to leave; it ends when it has said what it has to.
+    pub fn leave(&mut self, host: usize) {
+        self.hosts[host].leaving = true;
         self.input(host, Input::Shutdown);
-        self.run_until(5_000, "shutdown", |world| world.hosts[host].ready_to_leave);
-        // What was said is sent before the process ends.
-        self.run(20);
-        self.vanish(host);
+    }
+
+    /// Asks a daemon to leave and waits until it has.
+    pub fn stop(&mut self, host: usize) {
+        self.leave(host);
+        self.run_until(5_000, "shutdown", |world| !world.is_up(host));
+    }
+
+    /// Whether a daemon has been asked to leave.
+    pub fn is_leaving(&self, host: usize) -> bool {
+        self.hosts[host].leaving
     }
 
     // --- the network ---------------------------------------------------------------------------
@@ -827,6 +892,20 @@ impl World {
         lines.into_iter().map(|(_, line)| line + "\n").collect()
     }
 
+    /// Log lines of all hosts that name something.
+    pub fn about(&self, what: &str) -> String {
+        let mut lines: Vec<(u64, String)> = Vec::new();
+        for (index, host) in self.hosts.iter().enumerate() {
+            for (at, event) in &host.log {
+                if event.fields.iter().any(|(_, value)| value == what) {
+                    lines.push((*at, format!("{:>9} h{index} {}", at - BEGINNING, line(event))));
+                }
+            }
+        }
+        lines.sort();
+        lines.into_iter().map(|(_, line)| line + "\n").collect()
+    }
+
     fn step(&mut self) {
         let Some(Reverse(due)) = self.queue.pop() else { return };
         self.now = self.now.max(due.at);
@@ -970,7 +1049,7 @@ impl World {
             }
         };
         if self.watch {
-            self.seen.push(Seen { at: self.now, from, to: host, frame: frame.clone() });
+            self.seen.push(Seen { from, to: host, frame: frame.clone() });
         }
         if let Brain::Raw(raw) = &mut self.hosts[host].brain {
             let answer = match &frame {
@@ -1067,8 +1146,13 @@ impl World {
     }
 
     fn session_id(&mut self) -> SessionId {
+        SessionId(self.number())
+    }
+
+    /// A number not used before.
+    pub fn number(&mut self) -> u64 {
         self.next += 1;
-        SessionId(self.next)
+        self.next
     }
 
     fn close_end(&mut self, host: usize, session: SessionId, reason: &'static str) {
@@ -1112,6 +1196,25 @@ impl World {
         if let Some((link, side)) = self.sessions.get(&(host, session)).copied() {
             self.send_item(link, 1 - side, Item::Frame(bytes));
         }
+    }
+
+    /// A raw peer ends all its sessions.
+    pub fn raw_close(&mut self, host: usize) {
+        let open: Vec<SessionId> = self.raw_mut(host).sessions.keys().copied().collect();
+        self.raw_mut(host).sessions.clear();
+        for session in open {
+            self.close_end(host, session, "closed");
+        }
+    }
+
+    /// Dials that have no outcome yet.
+    pub fn dials_under_way(&self) -> usize {
+        let dial = |Reverse(due): &Reverse<Due>| match &due.event {
+            Event::Dial { .. } => true,
+            Event::Input { input, .. } => matches!(**input, Input::DialFailed { .. }),
+            _ => false,
+        };
+        self.queue.iter().filter(|due| dial(due)).count()
     }
 
     // --- nodes --------------------------------------------------------------------------------------
@@ -1195,7 +1298,8 @@ impl World {
                 let event = Event::CommitEnds { host, life, ticket, number };
                 self.schedule(submission.takes_ms, event);
             }
-            Output::SaveIdentity { device, change } => {
+            Output::SaveIdentity { ticket, device, change } => {
+                self.input_later(host, 1, Input::IdentitySaved(ticket));
                 let Some(slot) = self.slots.get_mut(&device) else { return };
                 assert!(slot.in_service, "seed {}: wrote to a slot given up", self.seed);
                 match change {
@@ -1231,7 +1335,16 @@ impl World {
                     self.input_later(host, 1, Input::DeadPids(dead));
                 }
             }
-            Output::ShutdownReady => self.hosts[host].ready_to_leave = true,
+            Output::ShutdownReady => {
+                self.hosts[host].ready_to_leave = true;
+                // What was said is sent before the process ends.
+                self.at(20, move |world| {
+                    if world.hosts[host].life == life && world.is_up(host) {
+                        world.vanish(host);
+                        world.forget_shown(host);
+                    }
+                });
+            }
             Output::Log(event) => {
                 assert!(event.is_catalogued(), "not in the catalogue: {event:?}");
                 let at = self.now;
@@ -1272,11 +1385,23 @@ impl World {
         let (seed, at) = (self.seed, self.now);
         let slot = self.slots.get_mut(&agent).expect("an event for no agent");
         assert_eq!(slot.host, host, "an event at the wrong host");
-        assert!(slot.in_service, "an event for an agent out of service");
+        if !slot.connected {
+            return;
+        }
+        assert!(slot.position < (life, seq), "seed {seed}: events out of order");
+        slot.position = (life, seq);
         if let Some(key) = event.message_key() {
             assert!(slot.known.insert(key.clone()), "seed {seed}: shown twice: {key:?}");
         }
-        slot.shown.push(Shown { seq, event, life, at });
+        slot.shown.push(Shown { seq, event, life });
+        if self.answers_by_itself
+            && let DeliveryEvent::RoomJoinRequest { room, requester_id } =
+                &*slot.shown[slot.shown.len() - 1].event
+        {
+            let target = DecisionTarget::Pair(RoomPath::parse(room).unwrap(), *requester_id);
+            self.answer_later(agent, target);
+        }
+        let slot = self.slots.get_mut(&agent).unwrap();
         if let Ack::Within(ms) = slot.ack {
             let ms = self.rng.between(0, ms);
             let slot = self.slots.get_mut(&agent).unwrap();
@@ -1285,6 +1410,25 @@ impl World {
             let wait = slot.ack_due - at;
             self.schedule(wait, Event::Acknowledge { agent, host, life });
         }
+    }
+
+    /// An agent makes up its mind.
+    fn answer_later(&mut self, agent: DeviceId, target: DecisionTarget) {
+        let wait = self.rng.between(1, 4_000);
+        let yes = self.rng.per_mille(800);
+        let host = self.slots[&agent].host;
+        let life = self.hosts[host].life;
+        self.at(wait, move |world| {
+            if world.is_up(host) && world.hosts[host].life == life && world.slots[&agent].in_service
+            {
+                let command = if yes {
+                    Command::Accept(target)
+                } else {
+                    Command::Reject { target, reason: None }
+                };
+                world.command(agent, command);
+            }
+        });
     }
 
     // --- commands ------------------------------------------------------------------------------------

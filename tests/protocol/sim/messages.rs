@@ -1,0 +1,432 @@
+//! Direct messages: consent, delivery, retry, copies for the absent, receipts, storage that fails
+//! (`rooms.md` 1.9, 1.10, 3.11 and 6; decisions 1 to 3 and 21).
+
+use commsd::identity::device::DeviceId;
+use commsd::mesh::events::{DeliveryEvent, DeliveryState};
+use commsd::mesh::node::{Command, CommandResult, DecisionTarget};
+use commsd::mesh::records::{RoomType, Visibility};
+use commsd::mesh::wire::room_path::RoomPath;
+use commsd::store::{Faults, Store as _};
+
+use super::support::{
+    accept, befriend, count, create, dm, formed, is_full_mesh, join, reject, reported, send,
+    to_room,
+};
+use super::world::{Ack, World};
+
+fn asked(world: &World, agent: &DeviceId) -> usize {
+    count(world, agent, |event| matches!(event, DeliveryEvent::RoomJoinRequest { .. }))
+}
+
+fn queued(reason: &str) -> Option<DeliveryState> {
+    Some(DeliveryState::Queued { reason: reason.into() })
+}
+
+#[test]
+fn the_first_message_waits_for_consent_in_each_direction_once() {
+    for same_daemon in [false, true] {
+        let mut world = World::new(1);
+        let (hosts, agents) = formed(&mut world, 2);
+        let a = agents[0];
+        let b = if same_daemon { world.agent(hosts[0], "roommate") } else { agents[1] };
+        world.run(100);
+        let states = send(&mut world, a, dm(b, "first"));
+        assert_eq!(states[&b], None, "consent is awaited");
+        // More of them wait behind the first and ask nothing again.
+        let states = send(&mut world, a, dm(b, "second"));
+        assert_eq!(states[&b], None);
+        assert_eq!(asked(&world, &b), 1);
+        assert!(world.slots[&b].texts().is_empty());
+        let pending = world.node_of(&b).pending(&b);
+        let path = RoomPath::dm(a, b).unwrap();
+        assert_eq!(pending[0].requester, a);
+        assert_eq!(pending[0].requester_name, "agent-0");
+        assert_eq!(pending[0].room, Some(path.to_string()));
+        // By pair instead of id.
+        let yes = Command::Accept(DecisionTarget::Pair(path.clone(), a));
+        assert_eq!(world.ask(b, yes), Ok(CommandResult::Done));
+        world.run(100);
+        assert_eq!(world.slots[&b].texts(), ["first", "second"]);
+        // Without a token of its own the recipient cannot acknowledge reading.
+        assert_eq!(reported(&world, &a, &b), [DeliveryState::Delivered, DeliveryState::Delivered]);
+        // The answer needs no consent, and then each is acknowledged.
+        let states = send(&mut world, b, dm(a, "answer"));
+        assert_eq!(states[&a], Some(DeliveryState::Delivered));
+        assert_eq!(asked(&world, &a), 0);
+        let states = send(&mut world, a, dm(b, "third"));
+        assert_eq!(states[&b], Some(DeliveryState::Delivered));
+        world.run(100);
+        assert_eq!(world.slots[&a].texts(), ["answer"]);
+        assert_eq!(reported(&world, &b, &a), [DeliveryState::Read]);
+        assert_eq!(reported(&world, &a, &b).last(), Some(&DeliveryState::Read));
+        for agent in [a, b] {
+            let node = world.node_of(&agent);
+            assert_eq!(node.dm_messages(&path, &agent).unwrap().count(), 4);
+        }
+    }
+}
+
+#[test]
+fn a_refusal_is_reported_and_a_repeated_request_asks_again() {
+    let mut world = World::new(2);
+    let (_, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    for round in 1..=3 {
+        send(&mut world, a, dm(b, "please"));
+        assert_eq!(asked(&world, &b), round);
+        reject(&mut world, b);
+        world.run(100);
+        let refused = DeliveryState::Refused { code: "denied: not today".into() };
+        assert_eq!(reported(&world, &a, &b), vec![refused; round]);
+    }
+    // Waiting for the answer says the same in the result.
+    let op = world.command(
+        a,
+        Command::Dm { to: b, text: "x".into(), reply_to: None, behavior: None, wait_ms: 60_000 },
+    );
+    world.run(20_000);
+    assert!(!world.replies.contains_key(&op));
+    accept(&mut world, b);
+    world.run(100);
+    match &world.replies[&op] {
+        Ok(CommandResult::Sent { deliveries, .. }) => {
+            assert_eq!(deliveries[0].state, Some(DeliveryState::Delivered));
+        }
+        other => panic!("{other:?}"),
+    }
+    // The refused agent is open to the other: its own request was consent.
+    let states = send(&mut world, b, dm(a, "after all"));
+    assert_eq!(states[&a], Some(DeliveryState::Delivered));
+}
+
+#[test]
+fn consent_is_asked_of_an_absent_agent_when_it_returns() {
+    let mut world = World::new(3);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    world.crash(hosts[1]);
+    world.run(1_000);
+    let states = send(&mut world, a, dm(b, "when you are back"));
+    assert_eq!(states[&b], queued("not_connected"));
+    world.start(hosts[1]);
+    world.run_until(20_000, "a request", |world| asked(world, &b) == 1);
+    // The recipient dies while it is being asked; the question comes again.
+    world.crash(hosts[1]);
+    world.run(1_000);
+    world.start(hosts[1]);
+    world.run_until(20_000, "another request", |world| !world.node_of(&b).pending(&b).is_empty());
+    accept(&mut world, b);
+    world.run_until(1_000, "the message", |world| world.slots[&b].texts() == ["when you are back"]);
+    world.run(100);
+    assert_eq!(reported(&world, &a, &b), [DeliveryState::Delivered]);
+}
+
+#[test]
+fn what_waits_is_delivered_in_order_and_once_on_return() {
+    for seed in 0..5 {
+        let mut world = World::new(seed);
+        let (hosts, agents) = formed(&mut world, 3);
+        let [a, b, _] = agents[..] else { unreachable!() };
+        befriend(&mut world, a, b);
+        world.crash(hosts[1]);
+        world.run(1_000);
+        for n in 0..10 {
+            let states = send(&mut world, a, dm(b, &format!("{n}")));
+            assert_eq!(states[&b], queued("not_connected"));
+        }
+        world.start(hosts[1]);
+        let expected: Vec<String> = (0..10).map(|n| n.to_string()).collect();
+        world.run_until(20_000, "ten messages", |world| {
+            world.slots[&b].texts().iter().skip(1).eq(&expected)
+        });
+        world.run(60_000);
+        assert_eq!(world.slots[&b].texts().len(), 11);
+        let states = reported(&world, &a, &b);
+        assert_eq!(states.iter().filter(|s| **s == DeliveryState::Delivered).count(), 10);
+        // Nobody holds anything any more.
+        for host in hosts {
+            let status = world.node(host).status();
+            assert_eq!((status.copies, status.outgoing), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_holder_hands_over_what_a_sender_that_is_gone_left() {
+    for seed in 0..8 {
+        let mut world = World::new(seed);
+        let (hosts, agents) = formed(&mut world, 4);
+        let [a, b, ..] = agents[..] else { unreachable!() };
+        befriend(&mut world, a, b);
+        let room = create(&mut world, b, "lounge", RoomType::Public);
+        world.run(50);
+        join(&mut world, a, &room);
+        world.run(50);
+        world.crash(hosts[1]);
+        world.run(1_000);
+        send(&mut world, a, dm(b, "testament"));
+        send(&mut world, a, to_room(&room, "to all"));
+        world.run(100);
+        assert_eq!(world.node(hosts[2]).status().copies, 2);
+        assert_eq!(world.node(hosts[3]).status().copies, 2);
+        world.crash(hosts[0]);
+        world.run(30_000);
+        world.start(hosts[1]);
+        world.run_until(40_000, "the testament", |world| {
+            world.slots[&b].texts().contains(&"testament".to_owned())
+                && world.slots[&b].texts().contains(&"to all".to_owned())
+        });
+        world.run(30_000);
+        let handed: usize = hosts[2..]
+            .iter()
+            .map(|host| {
+                let log = &world.hosts[*host].log;
+                log.iter().filter(|(_, event)| event.name == "copy_handed_over").count()
+            })
+            .sum();
+        assert_eq!(handed, 2, "one holder hands over each, once");
+        assert!(hosts[1..].iter().all(|host| world.node(*host).status().copies == 0));
+        // The sender comes back without its memory; nothing comes twice.
+        world.start(hosts[0]);
+        world.run(60_000);
+        assert_eq!(world.slots[&b].texts().len(), 3);
+    }
+}
+
+#[test]
+fn a_sender_that_is_back_without_its_memory_does_not_keep_its_messages_back() {
+    let mut world = World::new(9);
+    let (hosts, agents) = formed(&mut world, 3);
+    let [a, b, _] = agents[..] else { unreachable!() };
+    befriend(&mut world, a, b);
+    world.crash(hosts[1]);
+    world.run(1_000);
+    send(&mut world, a, dm(b, "before the crash"));
+    world.run(100);
+    world.crash(hosts[0]);
+    world.run(1_000);
+    world.start(hosts[0]);
+    world.run_until(20_000, "the sender's return", is_full_mesh);
+    world.start(hosts[1]);
+    world.run_until(60_000, "the message", |world| {
+        world.slots[&b].texts().contains(&"before the crash".to_owned())
+    });
+}
+
+#[test]
+fn an_agent_that_detaches_leaves_its_messages_with_its_daemon() {
+    let mut world = World::new(10);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    befriend(&mut world, a, b);
+    world.detach(b);
+    world.run(100);
+    let states = send(&mut world, a, dm(b, "for later"));
+    assert_eq!(states[&b], queued("not_connected"));
+    world.detach(a);
+    world.run(10_000);
+    world.attach(b);
+    world.run_until(10_000, "the message", |world| {
+        world.slots[&b].texts().contains(&"for later".to_owned())
+    });
+    // Its mailbox was kept: nothing of before is shown again.
+    world.attach(a);
+    world.run(60_000);
+    assert_eq!(world.slots[&b].texts(), ["hello", "for later"]);
+    assert_eq!(world.node(hosts[0]).status().copies, 0);
+}
+
+#[test]
+fn two_agents_of_one_daemon_miss_nothing_while_one_is_away() {
+    let mut world = World::new(11);
+    let host = world.daemon();
+    let (a, b) = (world.agent(host, "a"), world.agent(host, "b"));
+    world.run(100);
+    befriend(&mut world, a, b);
+    world.detach(b);
+    let states = send(&mut world, a, dm(b, "one"));
+    assert_eq!(states[&b], queued("not_connected"));
+    world.attach(b);
+    world.run_until(1_000, "the message", |world| world.slots[&b].texts() == ["hello", "one"]);
+    world.run(1_000);
+    assert!(reported(&world, &a, &b).contains(&DeliveryState::Delivered));
+}
+
+#[test]
+fn an_agent_gets_its_undelivered_events_back_from_peers() {
+    let mut world = World::new(12);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    befriend(&mut world, a, b);
+    world.slots.get_mut(&b).unwrap().ack = Ack::Never;
+    let states = send(&mut world, a, dm(b, "taken but not acknowledged"));
+    assert_eq!(states[&b], Some(DeliveryState::Delivered));
+    // A peer that connects now gets b's queue for safe keeping.
+    let late = world.daemon();
+    world.run_until(5_000, "a third daemon", is_full_mesh);
+    world.run(1_000);
+    world.crash(hosts[1]);
+    world.run(1_000);
+    world.slots.get_mut(&b).unwrap().ack = Ack::Within(5);
+    world.start(hosts[1]);
+    world.run_until(20_000, "what was not acknowledged", |world| {
+        let texts = world.slots[&b].texts();
+        texts.iter().filter(|text| **text == "taken but not acknowledged").count() == 2
+    });
+    world.run(30_000);
+    assert!(world.is_up(late));
+}
+
+#[test]
+fn storage_that_fails_loses_nothing_and_shows_nothing_twice() {
+    for seed in 0..5 {
+        let mut world = World::new(seed);
+        let (hosts, agents) = formed(&mut world, 2);
+        let [a, b] = agents[..] else { unreachable!() };
+        befriend(&mut world, a, b);
+        world.slots.get_mut(&b).unwrap().ack = Ack::Never;
+        world.set_faults(hosts[1], Faults { failing_per_mille: 1000, slowest_ms: 50 });
+        let states = send(&mut world, a, dm(b, "hard to keep"));
+        assert_eq!(states[&b], queued("timeout"), "not acknowledged before it is stored");
+        world.run(20_000);
+        assert!(!reported(&world, &a, &b).contains(&DeliveryState::Delivered));
+        world.set_faults(hosts[1], Faults { failing_per_mille: 0, slowest_ms: 50 });
+        world.run_until(10_000, "delivery after all", |world| {
+            reported(world, &a, &b).contains(&DeliveryState::Delivered)
+        });
+        assert_eq!(world.slots[&b].texts(), ["hello", "hard to keep"]);
+        let stored = world.hosts[hosts[1]].store().live().unwrap();
+        assert!(stored.iter().any(|record| {
+            matches!(record, commsd::mesh::journal::Record::Mailbox { agent, .. } if *agent == b)
+        }));
+        // A client that has taken it needs no store.
+        world.set_faults(hosts[1], Faults { failing_per_mille: 1000, slowest_ms: 5_000 });
+        world.slots.get_mut(&b).unwrap().ack = Ack::Within(5);
+        let states = send(&mut world, a, dm(b, "taken at once"));
+        assert_eq!(states[&b], Some(DeliveryState::Delivered));
+    }
+}
+
+#[test]
+fn a_retry_over_another_session_waits_for_the_same_store() {
+    let mut world = World::new(13);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    befriend(&mut world, a, b);
+    world.slots.get_mut(&b).unwrap().ack = Ack::Never;
+    world.set_faults(hosts[1], Faults { failing_per_mille: 0, slowest_ms: 600_000 });
+    let op = world.command(a, dm(b, "slow"));
+    world.run(100);
+    // The answer is still owed when every session breaks; the retry comes over a new one.
+    world.break_links(hosts[0], hosts[1]);
+    world.run_until(5_000, "new sessions", is_full_mesh);
+    world.run(8_000);
+    assert!(!reported(&world, &a, &b).contains(&DeliveryState::Delivered));
+    world.run_until(610_000, "delivery", |world| {
+        reported(world, &a, &b).contains(&DeliveryState::Delivered)
+    });
+    assert!(world.replies.contains_key(&op));
+    assert_eq!(world.slots[&b].texts(), ["hello", "slow"]);
+}
+
+#[test]
+fn hidden_agents_are_written_to_by_id_and_ghosts_by_nobody() {
+    let mut world = World::new(14);
+    let (hosts, agents) = formed(&mut world, 3);
+    let [a, b, c] = agents[..] else { unreachable!() };
+    let show = |visibility| Command::Update {
+        name: None,
+        status: None,
+        visibility: Some(visibility),
+        tags: None,
+    };
+    world.ask(b, show(Visibility::Hidden)).unwrap();
+    world.ask(c, show(Visibility::Ghost)).unwrap();
+    world.run(500);
+    let listed = |world: &World, host: usize, viewer: Option<&DeviceId>| {
+        let views = world.node(host).agents(viewer, world.clock(host));
+        views.into_iter().map(|view| view.record.id).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&world, hosts[0], Some(&a)), [a]);
+    assert!(listed(&world, hosts[1], Some(&b)).contains(&b), "its own listing shows it");
+    assert!(listed(&world, hosts[2], Some(&c)).contains(&c));
+    assert!(world.node(hosts[0]).agent_by_id(&b, world.clock(0)).is_some());
+    assert!(world.node(hosts[0]).agent_by_id(&c, world.clock(0)).is_none());
+    befriend(&mut world, a, b);
+    assert_eq!(world.ask(a, dm(c, "boo")).unwrap_err().code, "agent_not_found");
+    assert_eq!(asked(&world, &c), 0);
+    // No advert names them.
+    world.watch = true;
+    world.run(25_000);
+    for seen in &world.seen {
+        if let commsd::mesh::wire::frame::Frame::Gossip { peers } = &seen.frame {
+            for advert in peers.iter().filter(|advert| advert.device == b || advert.device == c) {
+                assert!(advert.extension("agent/self").is_none());
+            }
+        }
+    }
+    // Back in the light.
+    world.ask(c, show(Visibility::Visible)).unwrap();
+    world.run(500);
+    assert!(listed(&world, hosts[0], Some(&a)).contains(&c));
+}
+
+#[test]
+fn a_message_to_oneself_arrives_at_once() {
+    let mut world = World::new(15);
+    let host = world.daemon();
+    let a = world.agent(host, "a");
+    world.run(10);
+    let states = send(&mut world, a, dm(a, "note to self"));
+    assert_eq!(states[&a], Some(DeliveryState::Delivered));
+    assert_eq!(world.slots[&a].texts(), ["note to self"]);
+    assert_eq!(world.ask(a, dm(DeviceId([7; 32]), "who?")).unwrap_err().code, "agent_not_found");
+}
+
+#[test]
+fn replies_and_timing_hints_travel() {
+    let mut world = World::new(16);
+    let (_, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    let room = create(&mut world, a, "lounge", RoomType::Public);
+    world.run(50);
+    join(&mut world, b, &room);
+    let command = Command::Send {
+        room: room.clone(),
+        text: "look".into(),
+        reply_to: Some("00ff".into()),
+        behavior: Some(commsd::mesh::records::StreamingBehavior::Steer),
+    };
+    send(&mut world, a, command);
+    let message = world
+        .find(&b, |event| match event {
+            DeliveryEvent::RoomMessage { message } => Some(message.clone()),
+            _ => None,
+        })
+        .unwrap();
+    assert_eq!(message.reply_to.as_deref(), Some("00ff"));
+    assert_eq!(message.streaming_behavior, Some(commsd::mesh::records::StreamingBehavior::Steer));
+    assert_eq!(message.read_by, [a]);
+    let bad =
+        Command::Send { room, text: "x".into(), reply_to: Some("not hex".into()), behavior: None };
+    assert_eq!(world.ask(a, bad).unwrap_err().code, "invalid_reply");
+}
+
+#[test]
+fn what_waits_too_long_expires_and_too_much_is_dropped() {
+    let mut world = World::new(17);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    befriend(&mut world, a, b);
+    world.crash(hosts[1]);
+    world.run(1_000);
+    for n in 0..103 {
+        send(&mut world, a, dm(b, &format!("{n}")));
+    }
+    let states = reported(&world, &a, &b);
+    assert_eq!(states.iter().filter(|s| **s == DeliveryState::Dropped).count(), 3);
+    world.jump_clock(hosts[0], 25 * 3600 * 1000);
+    world.run(2_000);
+    let states = reported(&world, &a, &b);
+    assert_eq!(states.iter().filter(|s| **s == DeliveryState::Expired).count(), 100);
+}
