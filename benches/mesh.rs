@@ -124,7 +124,7 @@ async fn request() {
 
 /// One message from the call to the event at the other agent's client, and to the call's answer.
 async fn send_one(from: &Client, to: &mut Agent, answered: &mut Samples, arrived: &mut Samples) {
-    let message = dm(&to.id, text(TEXT));
+    let message = dm(&to.name, text(TEXT));
     let begun = Instant::now();
     let call = async {
         from.call(message).await.unwrap();
@@ -220,6 +220,7 @@ async fn fan_out() {
     let message = line(0, &message);
     let mut spread = Spread::to(MEMBERS).await;
     let (mut floor, mut figure) = (Samples::default(), Samples::default());
+    let before = daemon.cpu();
     for round in 0..=ROUNDS {
         let mut warm_up = Samples::default();
         let floor = if round == 0 { &mut warm_up } else { &mut floor };
@@ -243,9 +244,12 @@ async fn fan_out() {
             }
         }
     }
+    let spent = micros(daemon.cpu() - before) / ((ROUNDS + 1) * MESSAGES) as f64;
     heading(&format!("fan-out: a room of {MEMBERS} members"), "p50", "p99");
     latency("floor: one Unix socket to all others", &floor, None, "");
     latency("send to event at the last member", &figure, Some(&floor), "p99 <= 2 ms");
+    let what = "the daemon's processor time for one, receipts included";
+    figures(what, &format!("{spent:.0} us"), "", "");
 }
 
 // --- throughput ----------------------------------------------------------------------------------
@@ -261,6 +265,7 @@ async fn sustained() {
     introduce(&mut from, &mut to).await;
     let mut echo = floor::unix().await;
     let (mut floors, mut rates) = (Vec::new(), Vec::new());
+    let before = daemon.cpu();
     for round in 0..=ROUNDS {
         let floor = echo.pipelined(BYTES, WINDOW, MESSAGES).await;
         let figure = pipeline(&mut from, &mut to, &recipient, BYTES, WINDOW, MESSAGES).await;
@@ -269,10 +274,12 @@ async fn sustained() {
             rates.push(figure);
         }
     }
+    let spent = micros(daemon.cpu() - before) / ((ROUNDS + 1) * MESSAGES) as f64;
     let (floor, figure) = (stats::median(floors), stats::median(rates));
     heading("sustained: 1 KiB messages, 64 under way", "rate", "each");
     rate("floor: Unix socket echo, one write a message", floor, None, "");
     rate("direct messages, answered and acknowledged", figure, Some(floor), ">= 0.25");
+    figures("the daemon's processor time for one", "", &format!("{spent:.2} us"), "");
 }
 
 /// `count` messages of `bytes`, `window` of them under way at any time; per second. Both ends take

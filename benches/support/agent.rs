@@ -39,16 +39,16 @@ pub trait Ask {
 /// An agent that gets its events pushed.
 pub struct Agent {
     pub client: Client,
-    pub id: String,
+    pub name: String,
     events: Notifications,
 }
 
 impl Agent {
     pub async fn attach(daemon: &Daemon, name: &str) -> Self {
         let (client, events) = daemon.connect().await;
-        let id = client.call(attach(name)).await.unwrap().agent;
+        client.call(attach(name)).await.unwrap();
         client.call(EventsSubscribeParams { after: None }).await.unwrap();
-        Self { client, id, events }
+        Self { client, name: name.to_owned(), events }
     }
 
     /// The next event of this kind; others are passed over.

@@ -99,11 +99,11 @@ async fn serve_spread(path: &Path) {
     announce("");
     let all: Arc<Mutex<Vec<_>>> = Arc::default();
     loop {
-        let (mut stream, _) = listener.accept().await.unwrap();
-        stream.write_all(&[HERE]).await.unwrap();
-        let (mut reader, writer) = stream.into_split();
+        let (stream, _) = listener.accept().await.unwrap();
+        let (mut reader, mut writer) = stream.into_split();
         let own = {
             let mut all = all.lock().await;
+            writer.write_all(&[HERE]).await.unwrap();
             all.push(writer);
             all.len() - 1
         };

@@ -8,6 +8,7 @@ pub mod link;
 pub mod listener;
 pub mod local_socket;
 pub mod origin;
+mod sock_diag;
 pub mod sys;
 pub mod tls;
 pub mod udp;

@@ -1,9 +1,9 @@
 //! Who is at the other end of a TCP connection, as far as the operating system tells (decision 5):
 //! our own user, another user of this machine, or another machine. Says nothing about devices.
 //!
-//! Linux lists the owner of every socket in `/proc/net/tcp` and `tcp6`. Reading that list takes time
-//! in proportion to all sockets of the machine, so questions that come while it is being read share
-//! the next reading.
+//! Linux tells the owner of one socket when asked ([`sock_diag`]). Where it may not be asked, it
+//! still lists all of them in `/proc/net/tcp` and `tcp6`. Reading that list takes milliseconds, so
+//! questions that come while it is being read share the next reading.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::sys;
+use super::{sock_diag, sys};
 use crate::mesh::session::Origin;
 
 /// Where Linux lists its TCP sockets.
@@ -112,6 +112,14 @@ impl Origins {
     }
 
     async fn owner(&self, local: SocketAddr, peer: SocketAddr) -> Owner {
+        match sock_diag::uid_of(peer, local) {
+            Ok(Some(uid)) => Owner::Uid(uid),
+            Ok(None) => Owner::Nobody,
+            Err(_) => self.listed_owner(local, peer).await,
+        }
+    }
+
+    async fn listed_owner(&self, local: SocketAddr, peer: SocketAddr) -> Owner {
         for _ in 0..READINGS {
             let (answer, answered) = oneshot::channel();
             let start = {
@@ -295,6 +303,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_list_says_the_same() {
+        let origins = Origins::default();
+        let (dialled, accepted) = pair("127.0.0.1:0").await;
+        let (local, peer) = (accepted.local_addr().unwrap(), accepted.peer_addr().unwrap());
+        assert_eq!(origins.listed_owner(local, peer).await, Owner::Uid(sys::uid()));
+        socket2::SockRef::from(&dialled).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+        drop(dialled);
+        assert_eq!(origins.listed_owner(local, peer).await, Owner::Nobody);
+    }
+
+    #[tokio::test]
     async fn many_questions_share_readings() {
         let origins = Origins::default();
         let mut links = Vec::new();
@@ -304,9 +323,13 @@ mod tests {
         let mut asked = tokio::task::JoinSet::new();
         for link in links {
             let origins = origins.clone();
-            asked.spawn(async move { both(&origins, &link).await });
+            asked.spawn(async move {
+                let (dialled, _accepted) = link;
+                let (local, peer) = (dialled.local_addr().unwrap(), dialled.peer_addr().unwrap());
+                origins.listed_owner(local, peer).await
+            });
         }
-        assert!(asked.join_all().await.into_iter().all(|found| found == [Origin::SameUser; 2]));
+        assert!(asked.join_all().await.into_iter().all(|owner| owner == Owner::Uid(sys::uid())));
         let waiting = origins.0.waiting.lock();
         assert!(waiting.questions.is_empty());
     }

@@ -22,7 +22,7 @@ use crate::codec::cbor::{Value, decode};
 use crate::codec::time::UnixMillis;
 use crate::identity::device::{DeviceId, IdentityKey};
 
-pub use cache::{MAX_CACHED_TOKEN_BYTES, MAX_CACHED_TOKENS, TokenCache, token_digest};
+pub use cache::{MAX_CACHED_TOKEN_BYTES, MAX_CACHED_TOKENS, TokenCache};
 pub use mint::{MintError, MintRequest, delegate, mint};
 pub use parsed::{MAX_CHAIN_LINKS, ParsedToken};
 pub use verify::{
