@@ -14,9 +14,12 @@ use commsd::mesh::wire::token::{
     MAX_CHAIN_LINKS, ParsedToken, TokenCache, TokenClaims, VerifyContext, verify,
 };
 
+/// What a target does with its input.
+pub type Target = fn(&[u8]);
+
 /// All targets by name.
 #[allow(dead_code, reason = "each fuzz target uses one of them")]
-pub const ALL: [(&str, fn(&[u8])); 4] =
+pub const ALL: [(&str, Target); 4] =
     [("frame", frame), ("token", token), ("beacon", beacon), ("api_line", api_line)];
 
 /// One frame of a peer, decoded and checked.

@@ -1,7 +1,7 @@
 //! Deterministic CBOR (RFC 8949 section 4.2.1): a strict decoder, the canonical encoder, and a
 //! serde bridge for typed messages.
 //!
-//! The first thing that an unauthenticated peer reaches: [`decode`] never panics, never recurses
+//! The first thing that an unauthenticated peer reaches: [`decode()`] never panics, never recurses
 //! deeper than [`MAX_DEPTH`], and uses memory in proportion to the bytes that really came. It
 //! accepts exactly the bytes that [`Value::encode`] writes, so `decode(x)?.encode() == x`.
 

@@ -1,7 +1,7 @@
 //! Who is at the other end of a TCP connection, as far as the operating system tells (decision 5):
 //! our own user, another user of this machine, or another machine. Says nothing about devices.
 //!
-//! Linux tells the owner of one socket when asked ([`sock_diag`]). Where it may not be asked, it
+//! Linux tells the owner of one socket when asked (`sock_diag`). Where it may not be asked, it
 //! still lists all of them in `/proc/net/tcp` and `tcp6`. Reading that list takes milliseconds, so
 //! questions that come while it is being read share the next reading.
 

@@ -1,7 +1,7 @@
 //! Capability tokens: who may do what, where, until when, on whose word.
 //!
 //! Verification comes in two halves. [`ParsedToken::parse`] decodes a whole chain once and checks
-//! its signatures: pure, slow, cacheable ([`TokenCache`]), fit for any thread. [`verify`] then
+//! its signatures: pure, slow, cacheable ([`TokenCache`]), fit for any thread. [`verify()`] then
 //! applies the rules that depend on the time, the bearer and what has been revoked; it is cheap.
 
 mod cache;
