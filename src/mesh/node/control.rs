@@ -420,6 +420,8 @@ impl Node {
                 .collect();
             for session in waiting {
                 self.admitted(session, now);
+                // One of this machine that came by the port is introduced like any other.
+                self.send_peer_list(session, now);
             }
         } else {
             self.leave_alone(remote, now);
