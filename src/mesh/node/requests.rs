@@ -94,7 +94,16 @@ impl Node {
                 let card = ConnectionCard { data_port, name, fingerprint };
                 self.connection_requested(session, to, card, now)
             }
-            MeshMessage::Unknown => Answer::Now(ok()),
+            // No message at all is not heard; one with another method is a wrong first word.
+            MeshMessage::Unknown
+                if params
+                    .get("message")
+                    .and_then(|message| message.get("method"))
+                    .and_then(Value::as_text)
+                    .is_none() =>
+            {
+                Answer::Now(ok())
+            }
             _ => {
                 self.answer(to, error("not_approved"), now);
                 self.close(session, "not_approved", now);
