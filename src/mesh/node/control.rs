@@ -145,6 +145,7 @@ impl Node {
             self.leave_copies(id, queued, now);
             agent.outgoing = super::Outgoing::default();
             agent.leaving.clear();
+            agent.joining.clear();
             if self.parked.len() < MAX_PARKED {
                 self.parked.insert(id, agent);
             }

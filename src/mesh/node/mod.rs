@@ -431,6 +431,10 @@ struct Agent {
     pub unstored: BTreeSet<u64>,
     /// Rooms whose owner has been told that we leave.
     pub leaving: BTreeSet<RoomPath>,
+    /// Rooms whose owner has been asked to let us in: other members may hear of it before we do.
+    pub joining: BTreeSet<RoomPath>,
+    /// Rooms that we hold a token for because somebody invited us, and that we have not joined.
+    pub invitations: BTreeSet<RoomPath>,
 }
 
 /// A device of ours in service.
@@ -772,6 +776,8 @@ impl Agent {
             shown: BTreeMap::new(),
             unstored: BTreeSet::new(),
             leaving: BTreeSet::new(),
+            joining: BTreeSet::new(),
+            invitations: BTreeSet::new(),
         }
     }
 }

@@ -177,6 +177,13 @@ impl Node {
         if !self.is_authorised(local, from, &path, token.as_deref(), now) {
             return Answer::Now(error("unauthorized"));
         }
+        // A token proves what its room's owner allows the sender, not that we are there: anybody
+        // can own a room.
+        if matches!(inner, "room.send" | "room.notify" | "room.read")
+            && !self.takes_part(local, &path)
+        {
+            return Answer::Now(error("not_member"));
+        }
         match inner {
             "room.send" => self.message_arrived(local, from, to, path, &request.params, now),
             "room.read" => {

@@ -74,6 +74,16 @@ impl Node {
         token::verify_room_token(token, &context, path, &local, token::DmRule::Verifier).is_ok()
     }
 
+    /// Whether an agent of ours is in a room by its own will, or asks to be. The record does not
+    /// count: whose room it is may write anybody into it. A conversation is consented to by token.
+    pub(super) fn takes_part(&self, agent: DeviceId, path: &RoomPath) -> bool {
+        path.owner().is_none()
+            || self.agent(&agent).is_some_and(|held| {
+                held.joining.contains(path)
+                    || (held.tokens.contains_key(path) && !held.invitations.contains(path))
+            })
+    }
+
     /// Mints a room token for `bearer` and remembers its id.
     fn issue_room_token(
         &mut self,
@@ -163,7 +173,10 @@ impl Node {
     }
 
     pub(super) fn give_up_token(&mut self, agent: DeviceId, path: &RoomPath) {
-        let had = self.agent_mut(&agent).is_some_and(|held| held.tokens.remove(path).is_some());
+        let had = self.agent_mut(&agent).is_some_and(|held| {
+            held.invitations.remove(path);
+            held.tokens.remove(path).is_some()
+        });
         if had {
             let change = IdentityChange::RoomToken { path: path.clone(), token: None };
             self.save_identity(agent, change);
@@ -714,6 +727,11 @@ impl Node {
             from_name: if name.is_empty() { owner.hex() } else { name },
             from_cwd: text(inviter, "cwd"),
         };
+        if let Some(held) = self.agent_mut(&local)
+            && !held.tokens.contains_key(&path)
+        {
+            held.invitations.insert(path.clone());
+        }
         self.keep_token(local, &path, token);
         self.show(local, event, now);
         ok()
@@ -796,7 +814,8 @@ impl Node {
             None => return,
         };
         for member in members {
-            if self.agent(&member).is_some_and(|held| held.tokens.contains_key(path)) {
+            let holds = self.agent(&member).is_some_and(|held| held.tokens.contains_key(path));
+            if holds && self.takes_part(member, path) {
                 self.subscribe(member, path, now);
             }
         }
@@ -844,6 +863,9 @@ impl Node {
             return;
         }
         self.ops.insert(op, Op::Join { path: path.clone(), reply_by: now.mono + JOIN_PATIENCE_MS });
+        if let Some(held) = self.agent_mut(&agent) {
+            held.joining.insert(path.clone());
+        }
         let scope = Scope { kind: "room".into(), path: Some(path.to_string()) };
         // Invited by a reference owner: its join would ask a human who has already decided. Its
         // token is enough to learn the members and to say that we are in (decision 7).
@@ -880,6 +902,9 @@ impl Node {
         outcome: Outcome,
         now: Now,
     ) {
+        if let Some(held) = self.agent_mut(&agent) {
+            held.joining.remove(&path);
+        }
         let members = match outcome {
             Outcome::Ok(answer) => answer,
             refused => {
@@ -945,6 +970,9 @@ impl Node {
         outcome: Outcome,
         now: Now,
     ) {
+        if let Some(held) = self.agent_mut(&agent) {
+            held.joining.remove(&path);
+        }
         match outcome {
             Outcome::Ok(answer) => {
                 self.joined(agent, &path, &answer, op, now);
@@ -978,6 +1006,9 @@ impl Node {
         now: Now,
     ) {
         let Some(owner) = path.owner() else { return };
+        if let Some(held) = self.agent_mut(&agent) {
+            held.invitations.remove(path);
+        }
         let mut members: Vec<DeviceId> = match answer.get("members") {
             Some(Value::Array(items)) => items
                 .iter()
