@@ -150,7 +150,8 @@ pub fn api_line(bytes: &[u8]) {
         }
     }
     if let Ok(FromDaemon::Notification { method, params }) = rpc::read_from_daemon(bytes) {
-        let line = rpc::notification_line(&method, &params).unwrap();
+        let mut line = Vec::new();
+        assert!(rpc::notification_line(&mut line, &method, &params));
         let again = rpc::read_from_daemon(&line);
         assert_eq!(again, Ok(FromDaemon::Notification { method, params }));
     }
@@ -159,7 +160,8 @@ pub fn api_line(bytes: &[u8]) {
 /// An error reaches the client as it is, on one line.
 fn refused(id: Option<&RequestId>, error: ApiError) {
     assert!(!error.code.is_empty() && !error.message.is_empty());
-    let line = rpc::error_line(id, error.clone());
-    assert!(!line.contains(&b'\n'));
+    let mut line = Vec::new();
+    rpc::error_line(&mut line, id, error.clone());
+    assert_eq!(line.iter().position(|byte| *byte == b'\n'), Some(line.len() - 1));
     assert_eq!(rpc::read_from_daemon(&line), Ok(FromDaemon::Answer(id.cloned(), Err(error))));
 }
