@@ -14,9 +14,13 @@ use commsd::mesh::wire::token::{
     MAX_CHAIN_LINKS, ParsedToken, TokenCache, TokenClaims, VerifyContext, verify,
 };
 
+/// A target: panics when something does not hold for these bytes.
+#[allow(dead_code, reason = "the fuzz targets name theirs")]
+pub type Target = fn(&[u8]);
+
 /// All targets by name.
 #[allow(dead_code, reason = "each fuzz target uses one of them")]
-pub const ALL: [(&str, fn(&[u8])); 4] =
+pub const ALL: [(&str, Target); 4] =
     [("frame", frame), ("token", token), ("beacon", beacon), ("api_line", api_line)];
 
 /// One frame of a peer, decoded and checked.
