@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
-use tokio::io::{AsyncWrite, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -209,7 +209,7 @@ async fn greet(socket: &Path, name: &str) -> Result<(Reader, Writer, HelloResult
     let params = HelloParams { client, version, api: API_VERSION };
     let line = rpc::request_line(&RequestId::Number(0), HelloParams::METHOD, &params)?;
     // A daemon that is full says so and closes without reading, so what it said comes first.
-    let sent = write_line(&mut writer, line).await;
+    let sent = writer.write_all(&line).await;
     let answer = match (read_line(&mut reader).await, sent) {
         (Ok(Some(line)), _) => rpc::read_from_daemon(&line)?,
         (Err(error), _) | (Ok(None), Err(error)) => return Err(no_daemon(socket, &error)),
@@ -295,7 +295,7 @@ async fn run(
 
 async fn write_all(mut writer: Writer, mut lines: mpsc::Receiver<Vec<u8>>) {
     while let Some(line) = lines.recv().await {
-        if write_line(&mut writer, line).await.is_err() {
+        if writer.write_all(&line).await.is_err() {
             // What the daemon had to say about it is read before the connection counts as ended.
             std::future::pending::<()>().await;
         }
@@ -341,11 +341,6 @@ fn typed_notification(method: &str, params: Value) -> Option<Notification> {
         }
         _ => None,
     }
-}
-
-async fn write_line(writer: &mut (impl AsyncWrite + Unpin), mut line: Vec<u8>) -> io::Result<()> {
-    line.push(b'\n');
-    writer.write_all(&line).await
 }
 
 /// One line without its line feed; `None` at the end.
@@ -413,8 +408,9 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let limits = super::super::types::ApiLimits::CURRENT;
             let answer = HelloResult { version: "9.9.9".into(), api: 7, limits };
-            let line = rpc::answer_line(Some(&RequestId::Number(0)), &answer);
-            write_line(&mut stream, line).await.unwrap();
+            let mut line = Vec::new();
+            rpc::answer_line(&mut line, Some(&RequestId::Number(0)), &answer);
+            stream.write_all(&line).await.unwrap();
             let mut sink = Vec::new();
             let _ = stream.read_to_end(&mut sink).await;
         });

@@ -90,10 +90,16 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
     ("stopped", Level::Info, &["uptime_ms"], "the daemon has ended in order"),
 ];
 
+/// Whether events of the level that traffic has are written.
+#[must_use]
+pub fn shows_traffic() -> bool {
+    tracing::enabled!(target: "commsd", tracing::Level::DEBUG)
+}
+
 /// Emits an event of the mesh or the daemon.
 pub fn emit(event: &LogEvent) {
     // Traffic is many events: what nobody reads is not written out.
-    if event.level == Level::Debug && !tracing::enabled!(target: "commsd", tracing::Level::DEBUG) {
+    if event.level == Level::Debug && !shows_traffic() {
         return;
     }
     let data: Map<String, Value> =

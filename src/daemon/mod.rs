@@ -327,6 +327,7 @@ pub async fn serve(
         attach_later: Vec::new(),
         replies: HashMap::new(),
         waiting: Vec::new(),
+        news: BTreeSet::new(),
         next_op: 0,
         change_seq: 0,
         inputs: VecDeque::from([Input::Start]),

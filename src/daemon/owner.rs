@@ -111,6 +111,8 @@ pub(super) struct Owner {
     pub(super) attach_later: Vec<(String, ConnId, RequestId, types::AttachParams)>,
     pub(super) replies: HashMap<OpId, (ConnId, RequestId, Reply)>,
     pub(super) waiting: Vec<Waiting>,
+    /// Agents whose mailbox has got something since the waits were last looked at.
+    pub(super) news: BTreeSet<DeviceId>,
     pub(super) next_op: u64,
     pub(super) change_seq: u64,
     pub(super) inputs: VecDeque<Input>,
@@ -197,6 +199,7 @@ impl Owner {
 
     /// Feeds the node and carries out what it wants until it is quiet.
     pub(super) fn turn(&mut self) {
+        self.node.show_traffic(logging::shows_traffic() || !self.watchers.is_empty());
         while let Some(input) = self.inputs.pop_front() {
             self.node.handle(input, self.clock.now());
             while let Some(output) = self.node.poll_output() {
@@ -414,6 +417,9 @@ impl Owner {
     }
 
     fn agent_event(&mut self, agent: DeviceId, seq: u64, event: &DeliveryEvent) {
+        if !self.waiting.is_empty() {
+            self.news.insert(agent);
+        }
         let subscribed: Vec<ConnId> = self
             .hosted
             .get(&agent)
@@ -430,15 +436,21 @@ impl Owner {
 
     /// Answers the waits that have something to tell, or whose time is up.
     fn answer_waiting(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
         let now = self.clock.now();
+        let news = std::mem::take(&mut self.news);
         let waiting = std::mem::take(&mut self.waiting);
         for wait in waiting {
             let Waiting::Inbox { conn, id, agent, max, until } = wait;
-            let inbox = self.inbox(&agent, max);
-            if inbox.events.is_empty() && until > now.mono {
-                self.waiting.push(Waiting::Inbox { conn, id, agent, max, until });
-            } else {
-                self.answer(conn, &id, Ok(inbox));
+            let due = until <= now.mono;
+            let inbox = (due || news.contains(&agent)).then(|| self.inbox(&agent, max));
+            match inbox {
+                Some(inbox) if due || !inbox.events.is_empty() => {
+                    self.answer(conn, &id, Ok(inbox));
+                }
+                _ => self.waiting.push(Waiting::Inbox { conn, id, agent, max, until }),
             }
         }
     }

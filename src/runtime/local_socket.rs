@@ -53,8 +53,8 @@ const KEPT_READ_BUFFER: usize = 16 * 1024;
 /// Small lines are written together up to this size, to save system calls.
 const WRITE_CHUNK: usize = 64 * 1024;
 
-/// What a queued line costs besides its bytes, for the outbound bound.
-const LINE_OVERHEAD: usize = 64;
+/// Room that a chunk begins with; most lines fit.
+const FIRST_LINE: usize = 512;
 
 /// A newcomer reads the lock's content again so many times, 10 ms apart, in case its owner has only
 /// just taken it and not yet written who it is.
@@ -542,18 +542,18 @@ pub struct LocalHandle {
 impl LocalHandle {
     /// Answers a request. Without effect when the connection is gone or has no such request.
     pub fn reply(&self, conn: ConnId, id: &RequestId, result: &impl Serialize) {
-        self.answer(conn, id, || rpc::answer_line(Some(id), result));
+        self.answer(conn, id, |out| rpc::answer_line(out, Some(id), result));
     }
 
     /// Answers a request that was not done, as [`Self::reply`].
     pub fn refuse(&self, conn: ConnId, id: &RequestId, error: ApiError) {
-        self.answer(conn, id, || rpc::error_line(Some(id), error));
+        self.answer(conn, id, |out| rpc::error_line(out, Some(id), error));
     }
 
-    fn answer(&self, conn: ConnId, id: &RequestId, line: impl FnOnce() -> Vec<u8>) {
+    fn answer(&self, conn: ConnId, id: &RequestId, write: impl FnOnce(&mut Vec<u8>)) {
         let Some(conn) = self.shared.find(conn) else { return };
         if conn.in_flight.lock().remove(id) {
-            conn.outbound.push(line());
+            conn.outbound.push(write);
         } else {
             tracing::debug!(event = "local_answer_unasked", conn = conn.id.0);
         }
@@ -570,8 +570,13 @@ impl LocalHandle {
         params: &impl Serialize,
     ) -> Result<(), NotifyError> {
         let conn = self.shared.find(conn).ok_or(NotifyError::Closed)?;
-        let line = rpc::notification_line(method, params).ok_or(NotifyError::TooLarge)?;
-        if conn.outbound.push(line) { Ok(()) } else { Err(NotifyError::Closed) }
+        let mut fits = true;
+        let queued = conn.outbound.push(|out| fits = rpc::notification_line(out, method, params));
+        match (queued, fits) {
+            (_, false) => Err(NotifyError::TooLarge),
+            (false, _) => Err(NotifyError::Closed),
+            _ => Ok(()),
+        }
     }
 
     /// Tells the client why and closes, once what is queued is written or the deadline is over.
@@ -746,8 +751,8 @@ fn refuse(stream: UnixStream, limit: usize) {
         format!("the daemon already serves {limit} connections"),
         "close clients that are no longer used, or raise the descriptor limit (ulimit -n)",
     );
-    let mut line = rpc::error_line(None, error);
-    line.push(b'\n');
+    let mut line = Vec::new();
+    rpc::error_line(&mut line, None, error);
     // Not through tokio, which has not yet heard that the socket is writable.
     let _ = stream.into_std().and_then(|mut stream| stream.write_all(&line));
 }
@@ -817,7 +822,7 @@ async fn read_requests(
         Ok(Err(end)) => return report_end(conn, end, limits),
         Ok(Ok(line)) => match read_hello(line) {
             Err((id, error)) => {
-                conn.outbound.push(rpc::error_line(id.as_ref(), error));
+                conn.outbound.push(|out| rpc::error_line(out, id.as_ref(), error));
                 return CloseReason::HELLO;
             }
             Ok((id, hello)) => {
@@ -826,7 +831,7 @@ async fn read_requests(
                     api: API_VERSION,
                     limits: ApiLimits::CURRENT,
                 };
-                conn.outbound.push(rpc::answer_line(Some(&id), &answer));
+                conn.outbound.push(|out| rpc::answer_line(out, Some(&id), &answer));
                 shared.conns.lock().insert(conn.id, Arc::clone(conn));
                 *connected = true;
                 let input =
@@ -844,7 +849,7 @@ async fn read_requests(
         };
         match read_request(line, conn, limits) {
             Err((id, error)) => {
-                conn.outbound.push(rpc::error_line(id.as_ref(), error));
+                conn.outbound.push(|out| rpc::error_line(out, id.as_ref(), error));
             }
             Ok((id, request)) => {
                 let input = LocalInput::Request { conn: conn.id, id, request };
@@ -939,7 +944,7 @@ fn hello_late(limit: Duration) -> ApiError {
 }
 
 fn refuse_hello(conn: &Conn, error: ApiError) -> CloseReason {
-    conn.outbound.push(rpc::error_line(None, error));
+    conn.outbound.push(|out| rpc::error_line(out, None, error));
     CloseReason::HELLO
 }
 
@@ -957,7 +962,8 @@ fn report_end(conn: &Conn, end: End, limits: &SocketLimits) -> CloseReason {
         ),
     };
     let todo = "send one request a line; write large values to a file and send its path";
-    conn.outbound.push(rpc::error_line(None, ApiError::new(reason.0, message, todo)));
+    let error = ApiError::new(reason.0, message, todo);
+    conn.outbound.push(|out| rpc::error_line(out, None, error));
     reason
 }
 
@@ -1070,12 +1076,30 @@ struct Outbound {
 
 #[derive(Debug, Default)]
 struct OutboundState {
-    lines: VecDeque<Vec<u8>>,
-    /// Bytes of `lines` and of what the writer has taken and not yet written.
+    /// Whole lines; every chunk but the last has at least [`WRITE_CHUNK`] bytes.
+    chunks: VecDeque<Vec<u8>>,
+    /// Bytes of `chunks` and of what the writer has taken and not yet written.
     bytes: usize,
     /// Part of `bytes` that the writer has.
     writing: usize,
     closing: Option<CloseReason>,
+}
+
+impl OutboundState {
+    /// Has lines written at the end of what waits.
+    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        if self.chunks.back().is_none_or(|last| last.len() >= WRITE_CHUNK) {
+            self.chunks.push_back(Vec::with_capacity(FIRST_LINE));
+        }
+        if let Some(last) = self.chunks.back_mut() {
+            let before = last.len();
+            write(last);
+            self.bytes += last.len() - before;
+            if last.is_empty() {
+                self.chunks.pop_back();
+            }
+        }
+    }
 }
 
 impl Outbound {
@@ -1083,18 +1107,16 @@ impl Outbound {
         Self { state: Mutex::default(), filled: Notify::new(), closed: Notify::new(), max_bytes }
     }
 
-    /// Queues a line; `false` when the connection is closing, or now closes because the client does
-    /// not read.
-    fn push(&self, line: Vec<u8>) -> bool {
-        let cost = line.len() + LINE_OVERHEAD;
+    /// Has a line written at the end of what waits; `false` when the connection is closing, or now
+    /// closes because the client does not read.
+    fn push(&self, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         {
             let mut state = self.state.lock();
             if state.closing.is_some() {
                 return false;
             }
-            if state.bytes + cost <= self.max_bytes {
-                state.bytes += cost;
-                state.lines.push_back(line);
+            state.append(write);
+            if state.bytes <= self.max_bytes {
                 drop(state);
                 self.filled.notify_one();
                 return true;
@@ -1113,11 +1135,14 @@ impl Outbound {
         }
         state.closing = Some(reason);
         if reason == CloseReason::SLOW_CONSUMER {
-            state.lines.clear();
+            state.chunks.clear();
         }
         if reason != CloseReason::CLIENT {
             let closing = Closing { reason: reason.0.into() };
-            state.lines.extend(rpc::notification_line(notification::CLOSING, &closing));
+            state.append(|out| {
+                // A word of a few bytes always fits.
+                let _ = rpc::notification_line(out, notification::CLOSING, &closing);
+            });
         }
         drop(state);
         self.filled.notify_one();
@@ -1142,20 +1167,8 @@ impl Outbound {
                 let mut state = self.state.lock();
                 state.bytes = state.bytes.saturating_sub(state.writing);
                 state.writing = 0;
-                let mut chunk = Vec::new();
-                while let Some(line) = state.lines.front()
-                    && (chunk.is_empty() || chunk.len() + line.len() < WRITE_CHUNK)
-                    && let Some(line) = state.lines.pop_front()
-                {
-                    state.writing += line.len() + LINE_OVERHEAD;
-                    if chunk.is_empty() {
-                        chunk = line;
-                    } else {
-                        chunk.extend_from_slice(&line);
-                    }
-                    chunk.push(b'\n');
-                }
-                if !chunk.is_empty() {
+                if let Some(chunk) = state.chunks.pop_front() {
+                    state.writing = chunk.len();
                     return Some(chunk);
                 }
                 if state.closing.is_some() {

@@ -5,6 +5,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{ApiError, MAX_LINE_BYTES, MAX_REQUEST_ID_BYTES, Request, RequestId};
+use crate::codec::text::truncate_chars;
+
+/// Characters left of an error's text that does not fit into a line.
+const MAX_QUOTE_CHARS: usize = 1024;
 
 /// A request as it came, its parameters not yet read.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,7 +162,7 @@ impl From<ApiError> for ErrorMember {
     }
 }
 
-/// A line for a request, without the line feed.
+/// A line for a request.
 ///
 /// # Errors
 /// `line_too_long` when it would be longer than the daemon takes.
@@ -167,46 +171,46 @@ pub fn request_line(
     method: &str,
     params: &impl Serialize,
 ) -> Result<Vec<u8>, ApiError> {
-    let line = line(&RequestLine { jsonrpc: VERSION, id, method, params })
-        .map_err(|error| ApiError::invalid_params(method, error))?;
-    if line.len() > MAX_LINE_BYTES {
-        return Err(ApiError::new(
+    let mut out = Vec::new();
+    match append(&mut out, &RequestLine { jsonrpc: VERSION, id, method, params }) {
+        Ok(()) => Ok(out),
+        Err(Unfit::Long(bytes)) => Err(ApiError::new(
             ApiError::LINE_TOO_LONG,
-            format!("{method}: the request has {} bytes, at most {MAX_LINE_BYTES} fit", line.len()),
+            format!("{method}: the request has {bytes} bytes, at most {MAX_LINE_BYTES} fit"),
             "write large values to a file and send its path",
-        ));
+        )),
+        Err(Unfit::NoJson(error)) => Err(ApiError::invalid_params(method, error)),
     }
-    Ok(line)
 }
 
-/// A line for an answer, without the line feed. A result that does not fit into a line becomes the
-/// error `result_too_large`.
-#[must_use]
-pub fn answer_line(id: Option<&RequestId>, result: &impl Serialize) -> Vec<u8> {
-    let error = match line(&AnswerLine { jsonrpc: VERSION, id, result }) {
-        Ok(line) if line.len() <= MAX_LINE_BYTES => return line,
-        Ok(line) => ApiError::new(
+/// Appends a line for an answer. A result that does not fit into a line becomes the error
+/// `result_too_large`.
+pub fn answer_line(out: &mut Vec<u8>, id: Option<&RequestId>, result: &impl Serialize) {
+    let error = match append(out, &AnswerLine { jsonrpc: VERSION, id, result }) {
+        Ok(()) => return,
+        Err(Unfit::Long(bytes)) => ApiError::new(
             ApiError::RESULT_TOO_LARGE,
-            format!("the answer has {} bytes, at most {MAX_LINE_BYTES} fit", line.len()),
+            format!("the answer has {bytes} bytes, at most {MAX_LINE_BYTES} fit"),
             "ask for fewer entries",
         ),
-        Err(error) => ApiError::plain("internal", format!("cannot answer: {error}")),
+        Err(Unfit::NoJson(error)) => ApiError::plain("internal", format!("cannot answer: {error}")),
     };
-    error_line(id, error)
+    error_line(out, id, error);
 }
 
-/// A line for a request that was not done, without the line feed.
-#[must_use]
-pub fn error_line(id: Option<&RequestId>, error: ApiError) -> Vec<u8> {
-    // Numbers and text only: there is nothing that could fail.
-    line(&ErrorLine { jsonrpc: VERSION, id, error: error.into() }).unwrap_or_default()
+/// Appends a line for a request that was not done.
+pub fn error_line(out: &mut Vec<u8>, id: Option<&RequestId>, error: ApiError) {
+    let mut error = ErrorMember::from(error);
+    if append(out, &ErrorLine { jsonrpc: VERSION, id, error: &error }).is_err() {
+        // What it quotes filled a line by itself and takes more room when it is escaped.
+        error.message = truncate_chars(&error.message, MAX_QUOTE_CHARS).to_owned();
+        let _fits_now = append(out, &ErrorLine { jsonrpc: VERSION, id, error: &error });
+    }
 }
 
-/// A line for a notification, without the line feed; `None` when it does not fit.
-#[must_use]
-pub fn notification_line(method: &str, params: &impl Serialize) -> Option<Vec<u8>> {
-    let line = line(&NotificationLine { jsonrpc: VERSION, method, params }).ok()?;
-    (line.len() <= MAX_LINE_BYTES).then_some(line)
+/// Appends a line for a notification; `false`, and nothing is appended, when it does not fit.
+pub fn notification_line(out: &mut Vec<u8>, method: &str, params: &impl Serialize) -> bool {
+    append(out, &NotificationLine { jsonrpc: VERSION, method, params }).is_ok()
 }
 
 const VERSION: &str = "2.0";
@@ -230,7 +234,7 @@ struct AnswerLine<'a, R> {
 struct ErrorLine<'a> {
     jsonrpc: &'static str,
     id: Option<&'a RequestId>,
-    error: ErrorMember,
+    error: &'a ErrorMember,
 }
 
 #[derive(Serialize)]
@@ -240,9 +244,27 @@ struct NotificationLine<'a, P> {
     params: &'a P,
 }
 
-/// JSON on one line: serde_json escapes every control character inside text.
-fn line(message: &impl Serialize) -> serde_json::Result<Vec<u8>> {
-    serde_json::to_vec(message)
+/// Why something is no line.
+enum Unfit {
+    /// It has so many bytes.
+    Long(usize),
+    NoJson(serde_json::Error),
+}
+
+/// Appends JSON on one line, and its line feed: serde_json escapes every control character inside
+/// text. Nothing is appended when it is no line.
+fn append(out: &mut Vec<u8>, message: &impl Serialize) -> Result<(), Unfit> {
+    let start = out.len();
+    let written = serde_json::to_writer(&mut *out, message).map_err(Unfit::NoJson);
+    let fits = written.and_then(|()| match out.len() - start {
+        bytes if bytes > MAX_LINE_BYTES => Err(Unfit::Long(bytes)),
+        _ => Ok(()),
+    });
+    match fits {
+        Ok(()) => out.push(b'\n'),
+        Err(_) => out.truncate(start),
+    }
+    fits
 }
 
 #[cfg(test)]
@@ -302,7 +324,8 @@ mod tests {
     #[test]
     fn errors_cross_with_code_and_todo() {
         let error = ApiError::new("room_not_found", "no room", "list them");
-        let line = error_line(Some(&RequestId::Number(4)), error.clone());
+        let mut line = Vec::new();
+        error_line(&mut line, Some(&RequestId::Number(4)), error.clone());
         let value: Value = serde_json::from_slice(&line).unwrap();
         assert_eq!(
             value,
@@ -332,12 +355,31 @@ mod tests {
             request_line(&RequestId::Number(1), "send", &big).unwrap_err().code,
             ApiError::LINE_TOO_LONG
         );
-        assert_eq!(notification_line("event", &big), None);
-        let line = answer_line(Some(&RequestId::Number(1)), &big);
+        let mut line = Vec::new();
+        assert!(!notification_line(&mut line, "event", &big) && line.is_empty());
+        answer_line(&mut line, Some(&RequestId::Number(1)), &big);
         let FromDaemon::Answer(_, Err(error)) = read_from_daemon(&line).unwrap() else {
             panic!("not an error");
         };
         assert_eq!(error.code, ApiError::RESULT_TOO_LARGE);
+    }
+
+    #[test]
+    fn an_error_that_quotes_a_whole_line_still_fits_one() {
+        let name = "\u{7}".repeat(MAX_LINE_BYTES / 6 - 100);
+        let request = json!({"jsonrpc": "2.0", "id": 1, "method": name, "params": {}});
+        let request = request.to_string();
+        assert!(request.len() <= MAX_LINE_BYTES);
+        let (id, error) = read_request(request.as_bytes()).unwrap().request().unwrap_err();
+        let mut line = Vec::new();
+        error_line(&mut line, Some(&id), error);
+        assert!(line.len() <= MAX_LINE_BYTES + 1);
+        let FromDaemon::Answer(Some(RequestId::Number(1)), Err(error)) =
+            read_from_daemon(&line).unwrap()
+        else {
+            panic!("not an error");
+        };
+        assert_eq!(error.code, ApiError::METHOD_NOT_FOUND);
     }
 
     proptest! {
@@ -357,8 +399,10 @@ mod tests {
 
         #[test]
         fn lines_hold_no_line_feed(text in ".*\n.*") {
-            let line = notification_line("event", &json!({"text": text})).unwrap();
-            prop_assert!(!line.contains(&b'\n'));
+            let mut line = Vec::new();
+            let params = json!({"text": text});
+            prop_assert!(notification_line(&mut line, "event", &params));
+            prop_assert_eq!(line.iter().position(|byte| *byte == b'\n'), Some(line.len() - 1));
             let back = read_from_daemon(&line).unwrap();
             prop_assert_eq!(back, FromDaemon::Notification {
                 method: "event".into(), params: json!({"text": text}) });

@@ -55,12 +55,12 @@ impl Node {
             }
         };
         if let Some((sender, message)) = event.message_key() {
-            self.log(
+            self.log_traffic(|| {
                 LogEvent::new("message_received")
                     .with("agent", agent)
                     .with("sender", sender)
-                    .with("message", message),
-            );
+                    .with("message", message)
+            });
         }
         self.outputs.push_back(Output::AgentEvent { agent, seq, event });
         let record = Record::Mailbox { agent, seq, event: bytes };
@@ -339,16 +339,21 @@ impl Node {
                 .with("recipient", recipient)
                 .with("message", &message_id)
         };
-        let line = match &state {
-            DeliveryState::Delivered | DeliveryState::Read => event("message_delivered"),
-            DeliveryState::Queued { reason } => event("message_queued").with("reason", reason),
-            DeliveryState::Refused { code } => event("message_refused")
+        match &state {
+            DeliveryState::Delivered | DeliveryState::Read => {
+                self.log_traffic(|| event("message_delivered"));
+            }
+            DeliveryState::Queued { reason } => {
+                self.log(event("message_queued").with("reason", reason));
+            }
+            DeliveryState::Refused { code } => {
                 // The code is the peer's text: its first word is the code proper.
-                .with("code", code.split(':').next().unwrap_or_default()),
-            DeliveryState::Dropped => event("message_dropped"),
-            DeliveryState::Expired => event("message_expired"),
-        };
-        self.log(line);
+                let code = code.split(':').next().unwrap_or_default();
+                self.log(event("message_refused").with("code", code));
+            }
+            DeliveryState::Dropped => self.log(event("message_dropped")),
+            DeliveryState::Expired => self.log(event("message_expired")),
+        }
         let told = op.is_some_and(|op| self.op_delivery(op, recipient, &state));
         let queued_again = retry && matches!(state, DeliveryState::Queued { .. });
         if !told && !queued_again {

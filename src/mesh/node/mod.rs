@@ -531,6 +531,7 @@ pub struct Node {
     shutting_down: Option<u64>,
     shutdown_said: bool,
     stats: Counters,
+    traffic_shown: bool,
 }
 
 /// Counters for status.
@@ -600,6 +601,7 @@ impl Node {
             shutting_down: None,
             shutdown_said: false,
             stats: Counters::default(),
+            traffic_shown: true,
         }
     }
 
@@ -692,6 +694,18 @@ impl Node {
 
     fn log(&mut self, event: LogEvent) {
         self.outputs.push_back(Output::Log(event));
+    }
+
+    /// An event of traffic, which is only made when somebody sees it.
+    fn log_traffic(&mut self, event: impl FnOnce() -> LogEvent) {
+        if self.traffic_shown {
+            self.log(event());
+        }
+    }
+
+    /// Whether events of messages on their way are wanted; they are at first.
+    pub fn show_traffic(&mut self, wanted: bool) {
+        self.traffic_shown = wanted;
     }
 
     fn is_hosted(&self, device: &DeviceId) -> bool {

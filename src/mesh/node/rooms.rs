@@ -1374,12 +1374,12 @@ impl Node {
         recipients: &[DeviceId],
         now: Now,
     ) {
-        self.log(
+        self.log_traffic(|| {
             super::LogEvent::new("message_accepted")
                 .with("agent", agent)
                 .with("message", message_id)
-                .with("recipients", recipients.len()),
-        );
+                .with("recipients", recipients.len())
+        });
         let deliveries = recipients
             .iter()
             .map(|recipient| super::Delivery { agent: *recipient, state: None })
