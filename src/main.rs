@@ -7,12 +7,6 @@ use commsd::cli::run::RunOptions;
 use commsd::cli::{self, Command, Endpoint, Invocation, exit};
 use commsd::daemon::config::{self, Config, ConfigError, Places, Settings};
 
-/// What is allocated on one thread is mostly freed on another, for which the system's allocator
-/// makes threads wait for each other. Without huge pages, which would double the memory of a daemon
-/// that has little to do.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     let invocation = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
