@@ -108,6 +108,12 @@ impl Mailbox {
         })
     }
 
+    /// Whether the same event is waiting.
+    #[must_use]
+    pub fn holds(&self, event: &DeliveryEvent) -> bool {
+        self.events.iter().any(|held| *held.event == *event)
+    }
+
     /// Whether this message was taken before (decision 1: by ids, never by history).
     #[must_use]
     pub fn has_seen(&self, key: &(DeviceId, String)) -> bool {

@@ -186,6 +186,15 @@ pub enum DeliveryEvent {
 }
 
 impl DeliveryEvent {
+    /// Whether somebody waits for what the agent says to it.
+    #[must_use]
+    pub const fn is_question(&self) -> bool {
+        matches!(
+            self,
+            Self::RoomInvite { .. } | Self::RoomJoinRequest { .. } | Self::ConnectionRequest { .. }
+        )
+    }
+
     /// The id of the message this event carries, if it carries one: what deduplication goes by.
     #[must_use]
     pub fn message_id(&self) -> Option<&str> {

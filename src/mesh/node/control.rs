@@ -535,6 +535,6 @@ impl Node {
     }
 }
 
-fn too_many() -> Outcome {
+pub(super) fn too_many() -> Outcome {
     Outcome::Error { code: "denied".into(), message: Some("too many requests are waiting".into()) }
 }

@@ -98,6 +98,10 @@ impl Node {
 
     /// An event that nobody waits for; a full mailbox drops it.
     pub(super) fn show(&mut self, agent: DeviceId, event: DeliveryEvent, now: Now) {
+        // A question is never given up to make room: one that still waits is not put again.
+        if event.is_question() && self.agent(&agent).is_some_and(|a| a.mailbox.holds(&event)) {
+            return;
+        }
         // Full is logged where it is found; news are what a full mailbox gives up first.
         let _full_mailbox_has_been_logged = self.push_event(agent, event, None, now);
     }

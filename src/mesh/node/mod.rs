@@ -27,6 +27,7 @@ use std::sync::Arc;
 pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Delivery};
 pub use links::MAX_SESSIONS;
 pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
+pub use rooms::MAX_INVITATIONS_OF_OWNER;
 
 use super::checked::Checked;
 use super::delivery::{Copies, Mailbox, Outgoing, Queued};

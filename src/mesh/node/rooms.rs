@@ -17,6 +17,7 @@ use super::super::wire::revocation::{self, RevocationEntry};
 use super::super::wire::room_path::{self, RoomPath};
 use super::super::wire::scope::Scope;
 use super::super::wire::token::{self, MintRequest, ParsedToken, VerifyContext};
+use super::control::too_many;
 use super::requests::{error, ok, ok_with};
 use super::{
     Answer, AnswerTo, CommandError, CommandResult, IdentityChange, Node, Op, OpId, OutRequest,
@@ -710,6 +711,14 @@ impl Node {
         let parsed = self.tokens.get_or_parse(&token);
         if !self.is_good_room_token(local, local, &path, &parsed, now) {
             return error("unauthorized");
+        }
+        if let Some(held) = self.agent(&local)
+            && !held.tokens.contains_key(&path)
+        {
+            let of_owner = held.invitations.iter().filter(|p| p.owner() == Some(owner)).count();
+            if of_owner >= MAX_INVITATIONS_OF_OWNER || held.invitations.len() >= MAX_INVITATIONS {
+                return too_many();
+            }
         }
         let text = |map: Option<&Value>, key: &str| {
             let text =
@@ -1429,6 +1438,11 @@ pub(super) struct Draft {
     pub behavior: Option<StreamingBehavior>,
 }
 
+/// Invitations of one owner that an agent can leave open, and of all owners together: anybody can
+/// send any number, and each is a token in the slot file.
+pub const MAX_INVITATIONS_OF_OWNER: usize = 32;
+/// See [`MAX_INVITATIONS_OF_OWNER`].
+const MAX_INVITATIONS: usize = 1024;
 /// Characters of a reason or description shown in an event.
 const MAX_REASON_CHARS: usize = 2_000;
 /// Bytes of a room name.

@@ -4,6 +4,8 @@
 use commsd::codec::cbor::Value;
 use commsd::identity::device::DeviceId;
 use commsd::mesh::events::DeliveryEvent;
+use commsd::mesh::node::MAX_INVITATIONS_OF_OWNER;
+use commsd::mesh::records::RoomType;
 use commsd::mesh::session::SessionId;
 use commsd::mesh::wire::capability;
 use commsd::mesh::wire::cose::CoseSign1;
@@ -11,8 +13,8 @@ use commsd::mesh::wire::room_path::RoomPath;
 use commsd::mesh::wire::scope::Scope;
 use commsd::mesh::wire::token::{MintRequest, mint};
 
-use super::support::{answers, count, request, room_verb};
-use super::world::{HostSpec, World};
+use super::support::{answers, befriend, count, create, request, room_verb};
+use super::world::{Ack, HostSpec, World};
 
 /// A raw peer of another user with a data session to a device.
 fn intruder(world: &mut World, device: DeviceId) -> (usize, SessionId) {
@@ -80,4 +82,42 @@ fn nobody_writes_to_an_agent_by_way_of_a_room_it_is_not_in() {
     let given = answers(&mut world, raw);
     assert_eq!((given[&asked].as_str(), given[&sent].as_str()), ("ok", "not_member"));
     assert_eq!(count(&world, &a, is_message), 0);
+}
+
+#[test]
+fn questions_without_end_leave_room_for_messages() {
+    let mut world = World::new(602);
+    let host = world.daemon();
+    let (a, b) = (world.agent(host, "a"), world.agent(host, "b"));
+    befriend(&mut world, a, b);
+    world.slots.get_mut(&a).unwrap().ack = Ack::Never;
+    let room = create(&mut world, a, "private", RoomType::Private);
+    let (raw, session) = intruder(&mut world, a);
+    let me = world.device(raw);
+    let before = world.node(host).status().inbound;
+    let lair = RoomPath::named(me, "lair").unwrap();
+    for _ in 0..100 {
+        room_verb(&mut world, raw, session, "room.join", &room.to_string(), None);
+        room_verb(
+            &mut world,
+            raw,
+            session,
+            "room.join",
+            &RoomPath::dm(me, a).unwrap().to_string(),
+            None,
+        );
+        invite(&mut world, raw, session, a, &lair);
+        world.run(5);
+    }
+    let asked = world.node(host).status().inbound - before;
+    assert_eq!(asked, 3, "each question once");
+    // Other rooms, other invitations; there is an end to them, in the mailbox and in the slot file.
+    for n in 0..100 {
+        let path = RoomPath::named(me, &format!("lair-{n}")).unwrap();
+        invite(&mut world, raw, session, a, &path);
+    }
+    world.run(100);
+    let tokens = &world.slots[&a].tokens;
+    let invitations = tokens.keys().filter(|path| path.owner() == Some(me)).count();
+    assert_eq!(invitations, MAX_INVITATIONS_OF_OWNER);
 }
