@@ -35,6 +35,9 @@ pub struct Speaker {
     pub device: DeviceId,
     /// Whether it runs under our user: only then are statements about third parties heard.
     pub same_user: bool,
+    /// Whether it is a commsd, which keeps the creation time that an owner gives its room (a
+    /// reference peer notes when it joined): another time is another room of the same name.
+    pub commsd: bool,
 }
 
 /// Where the owner of a room is, as far as a statement about the room goes.
@@ -340,12 +343,14 @@ impl Replica {
     }
 
     /// Marks an agent offline. The version is raised so that the mark survives older copies
-    /// (reference 8.4 and later). True when it was not offline before.
-    pub fn set_offline(&mut self, id: &DeviceId) -> bool {
+    /// (reference 8.4 and later), but not the agent's own word, unless the mark is that word
+    /// (`own_word`). True when it was not offline before.
+    pub fn set_offline(&mut self, id: &DeviceId, own_word: bool) -> bool {
         match self.agents.get_mut(id) {
             Some(held) if held.record.status != AgentStatus::Offline => {
                 held.record.status = AgentStatus::Offline;
                 held.record.version += 1;
+                held.hearsay |= !own_word;
                 true
             }
             _ => false,
@@ -482,17 +487,30 @@ impl Replica {
             let changed = held.record != before || was_hearsay;
             return (if changed { Merge::Changed } else { Merge::Unchanged }, Some(path));
         }
+        let other_room = speaker.commsd && incoming.created_at != held.record.created_at;
         // Hearsay is only as good as the newest of it; an owner that lost its memory takes all
         // that its peers have.
         let taken = match owner {
             Owner::Away | Owner::Ours { restored: true } => speaker.same_user && held.hearsay,
             Owner::Here | Owner::Ours { restored: false } => false,
         };
+        if other_room && !(taken && incoming.created_at > held.record.created_at) {
+            return (Merge::Refused("other_creation"), Some(path));
+        }
         if taken {
             let before = held.record.clone();
-            let version = if ours { before.version } else { before.version.max(incoming.version) };
-            held.take(incoming);
-            held.record.version = version;
+            if other_room {
+                held.record = incoming;
+                held.owner_leaves.clear();
+                if ours {
+                    held.restore();
+                }
+            } else {
+                let version =
+                    if ours { before.version } else { before.version.max(incoming.version) };
+                held.take(incoming);
+                held.record.version = version;
+            }
             held.record.recompute_views();
             held.note_leaves();
             let changed = held.record != before;
@@ -646,11 +664,11 @@ mod tests {
     }
 
     fn user(n: u8) -> Speaker {
-        Speaker { device: id(n), same_user: true }
+        Speaker { device: id(n), same_user: true, commsd: false }
     }
 
     fn stranger(n: u8) -> Speaker {
-        Speaker { device: id(n), same_user: false }
+        Speaker { device: id(n), same_user: false, commsd: false }
     }
 
     fn agent(n: u8, version: u64, started: &str) -> AgentRecord {

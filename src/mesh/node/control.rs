@@ -89,6 +89,7 @@ impl Node {
             self.broadcast_room(id, &path, now);
         }
         self.announce_device(id, now);
+        self.device_returned_to_role(&id, now);
         self.agent_returned(id, now);
         self.show_status(id, AgentStatus::Active, now);
         // Machines that already wait are any agent's to decide on, also one that comes later.

@@ -117,7 +117,12 @@ impl Node {
                 self.send_state_sync(id, now);
                 self.send_peer_list(id, now);
             }
-            SessionKind::DataDialled => self.send_own_record(id, now),
+            SessionKind::DataDialled => {
+                // So that the peer, which may have missed where we listen, dials back and, as the
+                // side that accepts, gets our state.
+                self.send_own_door(id, now);
+                self.send_own_record(id, now);
+            }
             SessionKind::NetworkAccepted | SessionKind::NetworkDialled => {
                 self.send_own_record(id, now);
                 self.send_full_advert(id, now);
@@ -273,7 +278,7 @@ impl Node {
         match route {
             Some(session) => self.request_on(session, request, purpose, deadline),
             None => {
-                self.deferred.push_back((purpose, remote, None, Outcome::NotConnected));
+                self.deferred.push_back((purpose, local, remote, None, Outcome::NotConnected));
             }
         }
     }
@@ -287,7 +292,7 @@ impl Node {
         deadline: Option<u64>,
     ) {
         let Some(held) = self.sessions.get_mut(&session) else { return };
-        let remote = held.remote;
+        let (local, remote) = (held.local, held.remote);
         match held.open_request(purpose, deadline) {
             Ok(request_id) => self.send(
                 session,
@@ -299,7 +304,7 @@ impl Node {
                 }),
             ),
             Err(purpose) => {
-                self.deferred.push_back((purpose, remote, Some(session), Outcome::Timeout));
+                self.deferred.push_back((purpose, local, remote, Some(session), Outcome::Timeout));
             }
         }
     }
@@ -314,11 +319,12 @@ impl Node {
         }
     }
 
-    /// Sends an agent-comms message on a session; nobody waits for the answer.
+    /// Sends an agent-comms message on a session. What is not answered is told again
+    /// ([`Node::tell_unheard`]).
     pub(super) fn tell(&mut self, session: SessionId, message: &MeshMessage, now: Now) {
         let request = Self::frame_request(message);
         let deadline = Some(now.mono + REQUEST_TIMEOUT_MS);
-        self.request_on(session, request, Purpose::Nothing, deadline);
+        self.request_on(session, request, Purpose::Heard, deadline);
     }
 
     /// Tells every peer of one of our devices, once each.
@@ -364,8 +370,8 @@ impl Node {
                 self.send(session, Frame::ManageResponse(response));
             }
             AnswerTo::Internal(id) => {
-                if let Some((_, remote, purpose, _)) = self.internal_open.remove(&id) {
-                    self.outcome(purpose, remote, None, outcome, now);
+                if let Some((local, remote, purpose, _)) = self.internal_open.remove(&id) {
+                    self.outcome(purpose, local, remote, None, outcome, now);
                 }
             }
         }
@@ -413,7 +419,7 @@ impl Node {
                     frame::Outcome::Ok(members) => Outcome::Ok(members),
                     frame::Outcome::Error { code, message } => Outcome::Error { code, message },
                 };
-                self.outcome(purpose, remote, Some(id), outcome, now);
+                self.outcome(purpose, local, remote, Some(id), outcome, now);
             }
             Checked::Claim(claim) => self.claim_heard(id, claim, now),
             Checked::Revocations(entries) => {
@@ -445,7 +451,7 @@ impl Node {
                 .with("reason", reason),
         );
         for purpose in session.drain_requests() {
-            self.deferred.push_back((purpose, remote, Some(id), Outcome::ConnectionLost));
+            self.deferred.push_back((purpose, local, remote, Some(id), Outcome::ConnectionLost));
         }
         self.drop_decisions_of_session(id);
         let misbehaved = matches!(reason, "frame_too_large" | "not_canonical");
@@ -525,7 +531,7 @@ impl Node {
         let mut overdue = Vec::new();
         for session in self.sessions.values_mut() {
             for purpose in session.expired_requests(now.mono) {
-                expired.push((purpose, session.remote, session.id));
+                expired.push((purpose, session.local, session.remote, session.id));
             }
             if session.wants_probe(now.mono) {
                 probes.push(session.id);
@@ -534,8 +540,8 @@ impl Node {
                 overdue.push((session.id, reason));
             }
         }
-        for (purpose, remote, session) in expired {
-            self.deferred.push_back((purpose, remote, Some(session), Outcome::Timeout));
+        for (purpose, local, remote, session) in expired {
+            self.deferred.push_back((purpose, local, remote, Some(session), Outcome::Timeout));
             // The other end may have lost the channel: the next request opens another.
             if self.channels.contains_key(&session) {
                 overdue.push((session, "relay_timeout"));
@@ -556,6 +562,8 @@ impl Node {
         for id in late {
             self.answer(AnswerTo::Internal(id), Outcome::Timeout, now);
         }
+        self.tell_unheard(now);
+        self.contradict_upkeep(now);
         self.decisions_upkeep(now);
         self.ops_upkeep(now);
         self.delivery_upkeep(now);

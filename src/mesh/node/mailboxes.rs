@@ -479,6 +479,13 @@ impl Node {
         }
         if now.mono >= self.retry_at {
             self.retry_at = now.mono + super::RETRY_EVERY_MS;
+            // What its author delivered is released; what is still here when the recipient is as
+            // well was not, or we have not heard of it.
+            let here: Vec<DeviceId> =
+                self.copies.recipients().filter(|id| self.is_reachable(id)).copied().collect();
+            for recipient in here {
+                self.schedule_hand_over(recipient, now);
+            }
         }
         for (recipient, (author, message)) in self.copies.expire(now.unix) {
             self.commit(vec![Record::CopyDone { recipient, author, message }], None);

@@ -324,8 +324,8 @@ pub enum Output {
 /// What the answer to a request is for.
 #[derive(Debug)]
 pub(super) enum Purpose {
-    /// Nobody needs it.
-    Nothing,
+    /// That the peer has heard what we told it.
+    Heard,
     /// Our introduction at the port.
     Introduce,
     /// Our request to be let in by another machine.
@@ -508,6 +508,8 @@ pub struct Node {
     hand_overs: BTreeMap<DeviceId, HandOver>,
     own_queues: BTreeMap<DeviceId, Vec<DeliveryEvent>>,
     contradicted: BTreeMap<DeviceId, u64>,
+    contradict_later: BTreeSet<DeviceId>,
+    unheard: BTreeSet<(DeviceId, DeviceId)>,
     mesh_decisions: BTreeMap<String, Decision>,
     approved_remotes: BTreeSet<DeviceId>,
     refused_remotes: BTreeMap<DeviceId, u64>,
@@ -517,7 +519,7 @@ pub struct Node {
     saving: BTreeMap<Ticket, Saving>,
     internal: VecDeque<Internal>,
     internal_open: BTreeMap<u64, (DeviceId, DeviceId, Purpose, Option<u64>)>,
-    deferred: VecDeque<(Purpose, DeviceId, Option<SessionId>, Outcome)>,
+    deferred: VecDeque<(Purpose, DeviceId, DeviceId, Option<SessionId>, Outcome)>,
     outputs: VecDeque<Output>,
     next_id: u64,
     gossip_at: u64,
@@ -578,6 +580,8 @@ impl Node {
             hand_overs: BTreeMap::new(),
             own_queues: BTreeMap::new(),
             contradicted: BTreeMap::new(),
+            contradict_later: BTreeSet::new(),
+            unheard: BTreeSet::new(),
             mesh_decisions: BTreeMap::new(),
             approved_remotes: BTreeSet::new(),
             refused_remotes: BTreeMap::new(),
@@ -672,8 +676,8 @@ impl Node {
     /// nothing is left.
     fn settle(&mut self, now: Now) {
         for _ in 0..MAX_INTERNAL_TURNS {
-            if let Some((purpose, remote, session, outcome)) = self.deferred.pop_front() {
-                self.outcome(purpose, remote, session, outcome, now);
+            if let Some((purpose, local, remote, session, outcome)) = self.deferred.pop_front() {
+                self.outcome(purpose, local, remote, session, outcome, now);
             } else if let Some(internal) = self.internal.pop_front() {
                 self.internal_request(internal, now);
             } else {

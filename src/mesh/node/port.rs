@@ -217,14 +217,31 @@ impl Node {
         noted
     }
 
+    fn own_info(&self, device: &DeviceId) -> Option<PeerInfo> {
+        let held = self.devices.get(device)?;
+        Some(PeerInfo {
+            id: *device,
+            port: held.data_port,
+            started_at: held.started_at.iso(),
+            host: None,
+        })
+    }
+
+    /// Tells a peer of this machine where our device at this end listens.
+    pub(super) fn send_own_door(&mut self, session: SessionId, now: Now) {
+        let Some(local) =
+            self.sessions.get(&session).filter(|s| s.is_machine_local()).map(|s| s.local)
+        else {
+            return;
+        };
+        if let Some(info) = self.own_info(&local) {
+            self.tell(session, &MeshMessage::PeerJoined(info), now);
+        }
+    }
+
     /// The peers of this machine, ourselves included, for a peer on this machine.
     fn peer_list(&self) -> Vec<PeerInfo> {
-        let own = self.devices.iter().map(|(id, device)| PeerInfo {
-            id: *id,
-            port: device.data_port,
-            started_at: device.started_at.iso(),
-            host: None,
-        });
+        let own = self.devices.keys().filter_map(|id| self.own_info(id));
         let others =
             self.formation.peers().filter(|peer| peer.network.is_none()).map(|p| p.info.clone());
         own.chain(others).collect()
@@ -243,13 +260,7 @@ impl Node {
         match self.formation.port() {
             PortState::Joined { .. } => self.port_sessions_upkeep(),
             _ => {
-                let Some(held) = self.devices.get(&device) else { return };
-                let info = PeerInfo {
-                    id: device,
-                    port: held.data_port,
-                    started_at: held.started_at.iso(),
-                    host: None,
-                };
+                let Some(info) = self.own_info(&device) else { return };
                 let message = MeshMessage::PeerJoined(info);
                 self.broadcast_to(self.daemon, &message, now, |s, _| s.is_machine_local());
             }

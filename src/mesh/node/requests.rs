@@ -199,13 +199,18 @@ impl Node {
     pub(super) fn outcome(
         &mut self,
         purpose: Purpose,
+        local: DeviceId,
         remote: DeviceId,
         session: Option<SessionId>,
         outcome: Outcome,
         now: Now,
     ) {
         match purpose {
-            Purpose::Nothing => {}
+            Purpose::Heard => {
+                if !matches!(outcome, Outcome::Ok(_) | Outcome::Error { .. }) {
+                    self.unheard.insert((local, remote));
+                }
+            }
             Purpose::Introduce => {
                 // The holder does not answer: whatever has the port is no use as a holder.
                 if !matches!(outcome, Outcome::Ok(_))

@@ -143,6 +143,13 @@ impl Node {
         self.mesh_decisions.retain(|_, decision| decision.requester != remote);
     }
 
+    /// A device of ours that others still accept as the holder is in service again.
+    pub(super) fn device_returned_to_role(&mut self, device: &DeviceId, now: Now) {
+        if self.election.accepted().is_some_and(|claim| claim.coordinator == *device) {
+            self.role_settled(now);
+        }
+    }
+
     /// A device, ours or not, has left: if it held the role, somebody must follow.
     pub(super) fn departed_from_role(&mut self, device: DeviceId, now: Now) {
         if self.shutting_down.is_some()
@@ -168,7 +175,7 @@ impl Node {
 
     /// The one announcement of a departure, made by the holder of the role.
     fn announce_offline(&mut self, agent: DeviceId, now: Now) {
-        if !self.replica.set_offline(&agent) {
+        if !self.replica.set_offline(&agent, false) {
             return;
         }
         self.log(LogEvent::new("agent_offline").with("agent", agent));

@@ -9,6 +9,7 @@ use super::super::message::{MeshMessage, Patch};
 use super::super::records::{
     AgentStatus, DmMessage, Now, RoomMessage, RoomRecord, RoomType, StreamingBehavior, Visibility,
 };
+use super::super::replica::{Owner, Speaker};
 use super::super::session::{APPROVAL_GRACE_MS, APPROVAL_WINDOW_MS, REQUEST_TIMEOUT_MS, SessionId};
 use super::super::wire::capability;
 use super::super::wire::cose::CoseSign1;
@@ -36,6 +37,9 @@ pub const MAX_TEXT_BYTES: usize = 128 * 1024;
 const MAX_MESSAGE_ID_BYTES: usize = 64;
 /// Message ids in one receipt.
 const MAX_RECEIPT_IDS: usize = 1024;
+/// Member of a commsd owner's answer to room.join: the room's whole record, which is the owner's
+/// word. Others leave it alone.
+const ROOM_RECORD: &str = "x-commsd-room";
 /// How long a join waits for the owner's answer before the command is answered "pending".
 pub(super) const JOIN_PATIENCE_MS: u64 = 1_000;
 
@@ -278,12 +282,18 @@ impl Node {
         let room = self.replica.room(path);
         let members = room.map(|room| members_value(&room.members)).unwrap_or(Value::Null);
         let state = room.map_or(Value::Null, room_state);
+        let record = room.and_then(|room| cbor::to_value(room).ok()).unwrap_or(Value::Null);
         let list = self.room_members_event(path, now);
         self.notify(local, path, list, |remote| *remote == member, now);
         let joined = DeliveryEvent::MemberJoined { room: path.to_string(), agent: member };
         self.notify(local, path, joined, |remote| *remote != member, now);
         self.advert_changed(&local, now);
-        ok_with([("granted-token", token.to_value()), ("members", members), ("room-state", state)])
+        ok_with([
+            ("granted-token", token.to_value()),
+            ("members", members),
+            ("room-state", state),
+            (ROOM_RECORD, record),
+        ])
     }
 
     pub(super) fn members_asked(
@@ -984,9 +994,8 @@ impl Node {
         }
         match outcome {
             Outcome::Ok(answer) => {
+                // The owner only knows that it invited us: it hears of it like everybody else.
                 self.joined(agent, &path, &answer, op, now);
-                // The owner only knows that it invited us.
-                self.broadcast_room(agent, &path, now);
             }
             refused => {
                 let (code, _) = refusal(&refused);
@@ -1018,6 +1027,67 @@ impl Node {
         if let Some(held) = self.agent_mut(&agent) {
             held.invitations.remove(path);
         }
+        let before = self.replica.room(path).map(|room| room.members.clone()).unwrap_or_default();
+        if !self.is_hosted(&owner) {
+            match answer.get(ROOM_RECORD).and_then(|record| cbor::from_value(record).ok()) {
+                Some(record) => self.take_joined_record(owner, path, record),
+                None => self.make_joined_record(agent, owner, path, answer, now),
+            }
+        }
+        let failed = match self.replica.room(path) {
+            None => Some(CommandError::new("too_many_rooms", "no more rooms can be held here")),
+            // An answer that was long on its way: we have been put out again since.
+            Some(room) if !room.is_member(&agent) => {
+                Some(CommandError::new("join_refused", "the owner has put you out meanwhile"))
+            }
+            Some(_) => None,
+        };
+        if let Some(error) = failed {
+            self.give_up_token(agent, path);
+            self.join_failed(agent, path, op, error, now);
+            return;
+        }
+        self.replica.note_owner_join(path, &agent);
+        self.subscribe(agent, path, now);
+        self.show_members(agent, path, now);
+        self.members_changed(path, before, agent, now);
+        // A reference owner tells nobody: the members hear it from us.
+        if !self.is_hosted(&owner) && !self.directory.is_commsd(&owner) {
+            self.broadcast_room(agent, path, now);
+        }
+        let open = op.is_some_and(|op| self.ops.remove(&op).is_some());
+        if let (true, Some(op)) = (open, op) {
+            let result = Ok(CommandResult::Room(path.clone()));
+            self.outputs.push_back(Output::Reply { op, result });
+        } else {
+            let event = DeliveryEvent::JoinOutcome {
+                room: path.to_string(),
+                accepted: true,
+                code: String::new(),
+                reason: String::new(),
+            };
+            self.show(agent, event, now);
+        }
+    }
+
+    /// The record that a commsd owner sent with its answer, as if it had told us itself.
+    fn take_joined_record(&mut self, owner: DeviceId, path: &RoomPath, record: RoomRecord) {
+        if record.id == path.to_string() {
+            let speaker = Speaker { device: owner, same_user: false, commsd: true };
+            let _what_it_changed_shows_in_the_record =
+                self.replica.merge_room(record, speaker, Owner::Here);
+        }
+    }
+
+    /// A record from what a reference owner answers: who is in it, and what it is called.
+    fn make_joined_record(
+        &mut self,
+        agent: DeviceId,
+        owner: DeviceId,
+        path: &RoomPath,
+        answer: &Value,
+        now: Now,
+    ) {
         let mut members: Vec<DeviceId> = match answer.get("members") {
             Some(Value::Array(items)) => items
                 .iter()
@@ -1059,35 +1129,12 @@ impl Node {
                 return;
             }
         }
-        let before = self.replica.room(path).map(|room| room.members.clone()).unwrap_or_default();
-        self.replica.note_owner_join(path, &agent);
         if let Some(room) = self.replica.room_mut(path) {
             for member in members {
                 if !room.is_member(&member) {
                     room.record_join(member);
                 }
             }
-        }
-        let commsd_owner = self.is_hosted(&owner) || self.directory.is_commsd(&owner);
-        self.subscribe(agent, path, now);
-        self.show_members(agent, path, now);
-        self.members_changed(path, before, agent, now);
-        // A reference owner tells nobody: the members hear it from us.
-        if !commsd_owner {
-            self.broadcast_room(agent, path, now);
-        }
-        let open = op.is_some_and(|op| self.ops.remove(&op).is_some());
-        if let (true, Some(op)) = (open, op) {
-            let result = Ok(CommandResult::Room(path.clone()));
-            self.outputs.push_back(Output::Reply { op, result });
-        } else {
-            let event = DeliveryEvent::JoinOutcome {
-                room: path.to_string(),
-                accepted: true,
-                code: String::new(),
-                reason: String::new(),
-            };
-            self.show(agent, event, now);
         }
     }
 

@@ -32,7 +32,9 @@ const MAX_OWN_QUEUES: usize = 1024;
 impl Node {
     fn speaker(&self, session: SessionId) -> Option<Speaker> {
         let session = self.sessions.get(&session)?;
-        Some(Speaker { device: session.remote, same_user: session.is_same_user() })
+        let device = session.remote;
+        let commsd = self.directory.is_commsd(&device);
+        Some(Speaker { device, same_user: session.is_same_user(), commsd })
     }
 
     // --- out --------------------------------------------------------------------------------------
@@ -182,6 +184,16 @@ impl Node {
         }
     }
 
+    /// A session that ended, or does not answer, may have swallowed what we told the peer: over one
+    /// that is left it is told everything. (A new one begins with everything anyway.)
+    pub(super) fn tell_unheard(&mut self, now: Now) {
+        for (local, remote) in std::mem::take(&mut self.unheard) {
+            if let Some(session) = self.route(&local, &remote) {
+                self.send_state_sync(session, now);
+            }
+        }
+    }
+
     // --- in ---------------------------------------------------------------------------------------
 
     pub(super) fn patch(
@@ -264,11 +276,23 @@ impl Node {
     fn contradict(&mut self, id: DeviceId, now: Now) {
         let last = self.contradicted.get(&id).copied();
         if last.is_some_and(|at| now.mono < at + CONTRADICT_EVERY_MS) {
+            self.contradict_later.insert(id);
             return;
         }
+        self.contradict_later.remove(&id);
         self.contradicted.insert(id, now.mono);
         self.touch_own_record(&id);
         self.broadcast_own_record(id, now);
+    }
+
+    /// Reports that came too soon after the last contradiction are contradicted as well, later.
+    pub(super) fn contradict_upkeep(&mut self, now: Now) {
+        for id in std::mem::take(&mut self.contradict_later) {
+            let runs = self.record(&id).is_some_and(|r| r.status != AgentStatus::Offline);
+            if self.is_hosted(&id) && runs {
+                self.contradict(id, now);
+            }
+        }
     }
 
     fn offline_stated(&mut self, id: DeviceId, speaker: Speaker, now: Now) {
@@ -282,7 +306,7 @@ impl Node {
         if !own_word && (!speaker.same_user || self.remotes.contains_key(&id)) {
             return;
         }
-        if self.replica.set_offline(&id) {
+        if self.replica.set_offline(&id, own_word) {
             self.show_status(id, AgentStatus::Offline, now);
         }
     }
@@ -298,13 +322,9 @@ impl Node {
         let owner_id = room.owner;
         let (merge, path) = self.replica.merge_room(room, speaker, owner);
         match (merge, path) {
-            (Merge::Refused("unknown_own_room"), Some(path)) => {
-                // Its end has not reached everybody.
-                if let Some(session) = self.route(&owner_id, &speaker.device) {
-                    let room_id = path.to_string();
-                    let message = MeshMessage::StateUpdate(Box::new(Patch::RoomDelete { room_id }));
-                    self.tell(session, &message, now);
-                }
+            // Its end, or that it has ended and begun anew, has not reached everybody.
+            (Merge::Refused("unknown_own_room" | "other_creation"), Some(path)) => {
+                self.correct_room(owner_id, &path, speaker.device, now);
             }
             (Merge::Refused("owner_speaks_for_itself"), _) => {}
             (Merge::Refused(reason), _) => self.refuse(speaker.device, "room_upsert", reason),
@@ -320,6 +340,20 @@ impl Node {
             }
             _ => {}
         }
+    }
+
+    /// Tells one peer how it stands with a room of ours: what it is, or that it has none of us.
+    fn correct_room(&mut self, owner: DeviceId, path: &RoomPath, peer: DeviceId, now: Now) {
+        let Some(session) = self.route(&owner, &peer) else { return };
+        let room = self
+            .replica
+            .room(path)
+            .filter(|room| room.kind == RoomType::Public || room.is_member(&peer));
+        let patch = match room {
+            Some(room) => Patch::RoomUpsert { room: room.clone() },
+            None => Patch::RoomDelete { room_id: path.to_string() },
+        };
+        self.tell(session, &MeshMessage::StateUpdate(Box::new(patch)), now);
     }
 
     /// Where the owner of a room is while somebody speaks of the room.
@@ -482,9 +516,13 @@ impl Node {
                     })
             }
             DeliveryEvent::RoomMessage { message } => {
-                RoomPath::parse(&message.room).is_ok_and(|path| {
-                    held.tokens.contains_key(&path)
-                        && self.replica.room(&path).is_none_or(|room| room.is_member(&message.from))
+                RoomPath::parse(&message.room).is_ok_and(|path| match self.replica.room(&path) {
+                    // A member that has not had its token yet is one all the same.
+                    Some(room) => {
+                        room.is_member(&message.from)
+                            && (room.is_member(&agent) || held.tokens.contains_key(&path))
+                    }
+                    None => held.tokens.contains_key(&path),
                 })
             }
             DeliveryEvent::RoomInvite { room, .. } => RoomPath::parse(room).is_ok_and(|path| {

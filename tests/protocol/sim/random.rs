@@ -11,7 +11,7 @@
 //! `COMMSD_SIM_SEEDS=n` runs n seeds, `COMMSD_SIM_SEED=n` one of them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,7 +25,7 @@ use commsd::store::Faults;
 
 use super::rng::Rng;
 use super::support::{all_see_all, dm, has_one_coordinator, is_full_mesh, to_room};
-use super::world::{HostSpec, World};
+use super::world::{HostSpec, World, line};
 
 /// Seeds run by default.
 const SEEDS: u64 = 200;
@@ -87,7 +87,7 @@ impl Run {
         }
     }
 
-    fn go(mut self) {
+    fn go(&mut self) {
         self.world.run(self.rng.between(1_000, 20_000));
         // A fixed trouble stays for a while.
         let faults = Faults {
@@ -111,6 +111,20 @@ impl Run {
         self.heal();
         self.converge();
         self.judge_messages();
+    }
+
+    /// Everything that happened, for one seed run by itself.
+    fn dump(&self) {
+        let mut lines: Vec<(u64, String)> = Vec::new();
+        for (index, host) in self.world.hosts.iter().enumerate() {
+            for (at, event) in &host.log {
+                lines.push((*at, format!("{at:>9} h{index} {}", line(event))));
+            }
+        }
+        lines.sort();
+        for (_, line) in lines {
+            println!("{line}");
+        }
     }
 
     fn agents_up(&self) -> Vec<DeviceId> {
@@ -277,11 +291,16 @@ impl Run {
                 && rooms_agree(world).is_ok()
                 && nothing_waits(world)
         };
-        if self.world.runs_until(HEALING_MS, holds) {
-            // And it stays so.
-            self.world.run(20_000);
+        let end = self.world.now + HEALING_MS;
+        while self.world.now < end {
+            // Looking closely costs more than the simulation itself.
+            self.world.run(500);
             if holds(&self.world) {
-                return;
+                // And it stays so.
+                self.world.run(20_000);
+                if holds(&self.world) {
+                    return;
+                }
             }
         }
         let world = &self.world;
@@ -290,18 +309,20 @@ impl Run {
             .iter()
             .map(|host| {
                 let status = world.node(*host).status();
-                (status.outgoing, status.copies)
+                let claim = status.claim.map(|claim| (claim.term, claim.coordinator.short()));
+                (status.outgoing, status.copies, claim, status.role_held, status.port)
             })
             .collect();
         panic!(
             "seed {}: no agreement: full mesh {}, all see all {}, one coordinator {}, port {}, \
-             rooms {:?}, waiting {waiting:?}\n{}",
+             rooms {:?}, waiting {waiting:?}\n{}{}",
             world.seed,
             is_full_mesh(world),
             all_see_all(world),
             has_one_coordinator(world),
             one_holder_of_the_port(world),
             rooms_agree(world),
+            views(world),
             world.tail()
         );
     }
@@ -437,6 +458,42 @@ fn rooms_agree(world: &World) -> Result<(), String> {
     Ok(())
 }
 
+/// What each host has of agents and rooms, for a failure.
+fn views(world: &World) -> String {
+    let mut lines = String::new();
+    for host in world.running() {
+        for view in world.node(host).agents(None, world.clock(host)) {
+            let record = view.record;
+            lines += &format!(
+                "h{host}: {} {} v{} {:?} {}\n",
+                record.id.short(),
+                record.name,
+                record.version,
+                record.status,
+                record.started_at
+            );
+        }
+    }
+    for host in world.running() {
+        for view in world.node(host).rooms(None) {
+            let record = view.record;
+            let stamps = |map: &BTreeMap<DeviceId, u64>| {
+                map.iter().map(|(id, n)| format!("{}:{n}", &id.hex()[..4])).collect::<Vec<_>>()
+            };
+            lines += &format!(
+                "h{host}: {}{} v{} {} joins {:?} leaves {:?}\n",
+                record.owner.short(),
+                &record.id[64..],
+                record.version,
+                record.created_at,
+                stamps(&record.member_joins),
+                stamps(&record.member_leaves)
+            );
+        }
+    }
+    lines
+}
+
 fn nothing_waits(world: &World) -> bool {
     world.running().iter().all(|host| {
         let status = world.node(*host).status();
@@ -451,7 +508,12 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn every_seed_comes_to_rest() {
     if let Some(seed) = number("COMMSD_SIM_SEED") {
-        Run::new(seed).go();
+        let mut run = Run::new(seed);
+        let result = catch_unwind(AssertUnwindSafe(|| run.go()));
+        run.dump();
+        if let Err(panic) = result {
+            resume_unwind(panic);
+        }
         return;
     }
     let seeds = number("COMMSD_SIM_SEEDS").unwrap_or(SEEDS);

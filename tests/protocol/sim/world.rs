@@ -202,6 +202,8 @@ struct End {
     life: u64,
     session: SessionId,
     open: bool,
+    /// Nothing will come to this end any more.
+    done: bool,
     queue: VecDeque<Item>,
     /// Deliveries held back by a cut or a pause.
     held: usize,
@@ -638,21 +640,14 @@ impl World {
             .map(|(id, _)| *id)
             .collect();
         for id in links {
-            let Some(link) = self.links.get_mut(&id) else { continue };
             for side in 0..2 {
-                if link.ends[side].host == host {
-                    link.ends[side].open = false;
-                    link.ends[side].queue.clear();
-                }
-            }
-            for side in 0..2 {
-                if self.links.get(&id).is_some_and(|link| link.ends[side].host != host) {
+                let Some(end) = self.links.get(&id).map(|link| &link.ends[side]) else { continue };
+                if end.host == host {
+                    self.finish(id, side);
+                } else if !end.done {
                     self.lose_tail(id, side);
                     self.send_item(id, side, Item::End("connection_lost"));
                 }
-            }
-            if self.links.get(&id).is_some_and(|l| l.ends.iter().all(|end| end.host == host)) {
-                self.drop_link(id);
             }
         }
     }
@@ -757,21 +752,19 @@ impl World {
 
     fn break_link(&mut self, id: u64) {
         for side in 0..2 {
-            if self.links.get(&id).is_some_and(|link| link.ends[side].open) {
-                self.lose_tail(id, side);
+            let Some(end) = self.links.get(&id).map(|link| &link.ends[side]) else { continue };
+            if end.open {
                 // Each end notices by itself, cut or not.
-                if let Some(end) = self.links.get_mut(&id).map(|link| &mut link.ends[side]) {
-                    end.open = false;
-                    end.queue.clear();
-                    let (host, life, session) = (end.host, end.life, end.session);
-                    self.sessions.remove(&(host, session));
-                    let wait = self.rng.between(0, 5);
-                    let input = Input::Closed { session, reason: "connection_lost" };
-                    self.schedule(wait, Event::Input { host, life, input: Box::new(input) });
-                }
+                let (host, life, session) = (end.host, end.life, end.session);
+                self.finish(id, side);
+                let wait = self.rng.between(0, 5);
+                let input = Input::Closed { session, reason: "connection_lost" };
+                self.schedule(wait, Event::Input { host, life, input: Box::new(input) });
+            } else if !end.done {
+                self.lose_tail(id, side);
+                self.send_item(id, side, Item::End("connection_lost"));
             }
         }
-        self.drop_link(id);
     }
 
     /// Of what is on its way to one end, some of the newest is lost.
@@ -789,11 +782,15 @@ impl World {
         }
     }
 
-    fn drop_link(&mut self, id: u64) {
-        if let Some(link) = self.links.remove(&id) {
-            for end in link.ends {
-                self.sessions.remove(&(end.host, end.session));
-            }
+    /// One end of a link is no more; with the other one the link goes.
+    fn finish(&mut self, id: u64, side: usize) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let end = &mut link.ends[side];
+        (end.open, end.done) = (false, true);
+        end.queue.clear();
+        self.sessions.remove(&(end.host, end.session));
+        if link.ends.iter().all(|end| end.done) {
+            self.links.remove(&id);
         }
     }
 
@@ -1003,7 +1000,7 @@ impl World {
             Item::Frame(_) => {}
             Item::End(reason) => {
                 let was_open = end.open;
-                self.drop_link(id);
+                self.finish(id, side);
                 if was_open {
                     match &mut self.hosts[host].brain {
                         Brain::Raw(raw) => {
@@ -1048,6 +1045,12 @@ impl World {
                 return;
             }
         };
+        if let Ok(p) = std::env::var("DBG_FRAMES") {
+            let t = format!("{frame:?}");
+            if t.contains(&p) {
+                println!("{:>9} h{from}->h{host} s{} {}", self.now, session.0, t);
+            }
+        }
         if self.watch {
             self.seen.push(Seen { from, to: host, frame: frame.clone() });
         }
@@ -1120,6 +1123,7 @@ impl World {
             life,
             session,
             open: false,
+            done: false,
             queue: VecDeque::new(),
             held: 0,
             due: 0,
@@ -1156,10 +1160,9 @@ impl World {
     }
 
     fn close_end(&mut self, host: usize, session: SessionId, reason: &'static str) {
-        let Some((id, side)) = self.sessions.remove(&(host, session)) else { return };
-        if let Some(link) = self.links.get_mut(&id) {
-            link.ends[side].open = false;
-            link.ends[side].queue.clear();
+        let Some((id, side)) = self.sessions.get(&(host, session)).copied() else { return };
+        self.finish(id, side);
+        if self.links.get(&id).is_some_and(|link| !link.ends[1 - side].done) {
             self.send_item(id, 1 - side, Item::End(reason));
         }
     }
@@ -1438,7 +1441,12 @@ impl World {
         self.next_op += 1;
         let op = OpId(self.next_op);
         let host = self.slots[&agent].host;
-        self.input(host, Input::Command { op, agent, command });
+        let wait = self.hosts[host].paused_until.saturating_sub(self.now);
+        if wait > 0 {
+            self.input_later(host, wait, Input::Command { op, agent, command });
+        } else {
+            self.input(host, Input::Command { op, agent, command });
+        }
         op
     }
 
