@@ -717,6 +717,11 @@ impl Node {
         self.devices.contains_key(device)
     }
 
+    /// One of our devices, in service or not.
+    fn is_ours(&self, device: &DeviceId) -> bool {
+        self.is_hosted(device) || self.parked.contains_key(device)
+    }
+
     fn hosted_ids(&self) -> Vec<DeviceId> {
         self.devices.keys().copied().collect()
     }

@@ -432,6 +432,20 @@ impl Node {
         }
     }
 
+    /// A room that none of our agents is in any more: what was said there is gone, and of a room
+    /// that is not public its record as well.
+    pub(super) fn forget_if_outside(&mut self, path: &RoomPath) {
+        let Some(room) = self.replica.room(path) else { return };
+        if self.is_ours(&room.owner) || room.members.iter().any(|member| self.is_ours(member)) {
+            return;
+        }
+        let public = room.kind == RoomType::Public;
+        self.replica.remove_room_history(path);
+        if !public {
+            self.replica.remove_room(path);
+        }
+    }
+
     /// A device's presence changed: our agents that share a room with it are told.
     pub(super) fn show_status(&mut self, device: DeviceId, status: AgentStatus, now: Now) {
         if self.record(&device).is_some_and(|record| record.visibility == Visibility::Ghost) {
@@ -1209,20 +1223,13 @@ impl Node {
             Outcome::Ok(_) => {
                 self.give_up_token(agent, path);
                 self.unsubscribe(agent, path, now);
-                let others = self.replica.room(path).is_some_and(|room| {
-                    room.members.iter().any(|m| *m != agent && self.is_hosted(m))
-                        || room.owner == agent
-                }) || path.owner().is_some_and(|owner| self.is_hosted(&owner));
-                if !others {
-                    self.replica.remove_room_history(path);
-                    if self.replica.room(path).is_some_and(|room| room.kind != RoomType::Public) {
-                        self.replica.remove_room(path);
-                    } else if let Some(room) = self.replica.room_mut(path)
-                        && room.is_member(&agent)
-                    {
-                        room.record_leave(agent);
-                    }
+                let owned = path.owner().is_some_and(|owner| self.is_ours(&owner));
+                if let Some(room) = self.replica.room_mut(path).filter(|r| r.is_member(&agent))
+                    && !owned
+                {
+                    room.record_leave(agent);
                 }
+                self.forget_if_outside(path);
                 Ok(CommandResult::Done)
             }
             refused => {

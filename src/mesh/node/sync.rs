@@ -332,6 +332,7 @@ impl Node {
                 let (members, version) = before.unwrap_or_default();
                 self.members_changed(&path, members, speaker.device, now);
                 self.subscribe_members(&path, now);
+                self.forget_if_outside(&path);
                 if matches!(owner, Owner::Ours { restored: true })
                     && self.replica.room(&path).is_some_and(|room| room.version > version)
                 {

@@ -249,13 +249,10 @@ impl Run {
             8 => {
                 let agents: Vec<DeviceId> = self.world.slots.keys().copied().collect();
                 let agent = *self.rng.pick(&agents);
-                if self.world.slots[&agent].in_service {
+                let slot = &self.world.slots[&agent];
+                if slot.in_service && !self.world.is_paused(slot.host) {
                     self.world.detach(agent);
-                    self.world.at(while_ms, move |world| {
-                        if !world.slots[&agent].in_service {
-                            world.attach(agent);
-                        }
-                    });
+                    self.world.at(while_ms, move |world| world.attach(agent));
                 }
             }
             _ => {}
@@ -272,6 +269,9 @@ impl Run {
         self.world.net.datagram_loss = 0;
         // What was scheduled to come back does so within this time; the rest is brought up.
         self.world.run(5_000);
+        self.world.run_until(60_000, "all that leave have left", |world| {
+            (0..world.hosts.len()).all(|host| !world.is_up(host) || !world.is_leaving(host))
+        });
         for host in 0..self.world.hosts.len() {
             bring_up(&mut self.world, host);
         }

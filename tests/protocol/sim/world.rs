@@ -189,6 +189,7 @@ pub struct Host {
     pub wall_offset: i64,
     /// Does nothing until then.
     paused_until: u64,
+    held: Vec<Input>,
     store: FaultyStore,
     tick_at: Option<u64>,
     ticks: (u64, u32),
@@ -356,6 +357,7 @@ impl World {
             started: 0,
             wall_offset: 0,
             paused_until: 0,
+            held: Vec::new(),
             store: FaultyStore::new(self.seed ^ (index as u64) << 32, Faults::default()),
             tick_at: None,
             ticks: (0, 0),
@@ -516,14 +518,23 @@ impl World {
         slot.connected = false;
         self.listeners.retain(|_, (at, _, device)| !(*at == host && *device == agent));
         if self.is_up(host) {
+            assert!(self.hosts[host].paused_until <= self.now, "the host is frozen");
             self.input(host, Input::RemoveDevice(agent));
         }
     }
 
     /// Puts an agent back into service.
     pub fn attach(&mut self, agent: DeviceId) {
-        self.slots.get_mut(&agent).unwrap().in_service = true;
         let host = self.slots[&agent].host;
+        if self.slots[&agent].in_service {
+            return;
+        }
+        if self.hosts[host].paused_until > self.now {
+            let wait = self.hosts[host].paused_until - self.now;
+            self.at(wait, move |world| world.attach(agent));
+            return;
+        }
+        self.slots.get_mut(&agent).unwrap().in_service = true;
         if self.is_up(host) {
             self.take_into_service(agent);
         }
@@ -601,6 +612,11 @@ impl World {
         self.at(ms, move |world| world.release_held());
     }
 
+    /// Whether a host does nothing for now.
+    pub fn is_paused(&self, host: usize) -> bool {
+        self.hosts[host].paused_until > self.now
+    }
+
     /// It goes on.
     pub fn unpause(&mut self, host: usize) {
         self.hosts[host].paused_until = 0;
@@ -632,6 +648,7 @@ impl World {
     fn vanish(&mut self, host: usize) {
         self.hosts[host].brain = Brain::Down;
         self.hosts[host].paused_until = 0;
+        self.hosts[host].held.clear();
         self.listeners.retain(|_, (at, ..)| *at != host);
         let links: Vec<u64> = self
             .links
@@ -655,7 +672,7 @@ impl World {
     /// Asks a daemon to leave; it ends when it has said what it has to.
     pub fn leave(&mut self, host: usize) {
         self.hosts[host].leaving = true;
-        self.input(host, Input::Shutdown);
+        self.input_unless_paused(host, Input::Shutdown);
     }
 
     /// Asks a daemon to leave and waits until it has.
@@ -795,6 +812,13 @@ impl World {
     }
 
     fn release_held(&mut self) {
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].paused_until <= self.now {
+                for input in std::mem::take(&mut self.hosts[host].held) {
+                    self.input_later(host, 0, input);
+                }
+            }
+        }
         let ids: Vec<u64> = self.links.keys().copied().collect();
         for link in ids {
             for side in 0..2 {
@@ -913,11 +937,10 @@ impl World {
                     return;
                 }
                 if self.hosts[host].paused_until > self.now {
-                    let wait = self.hosts[host].paused_until - self.now;
-                    self.schedule(wait, Event::Input { host, life, input });
-                    return;
+                    self.hosts[host].held.push(*input);
+                } else {
+                    self.input(host, *input);
                 }
-                self.input(host, *input);
             }
             Event::Dial { host, life, dial, local, target } => {
                 self.dial_arrives(host, life, dial, local, target);
@@ -926,13 +949,11 @@ impl World {
                 if self.hosts[host].life != life || self.hosts[host].tick_at != Some(self.now) {
                     return;
                 }
+                self.hosts[host].tick_at = None;
                 if self.hosts[host].paused_until > self.now {
-                    let until = self.hosts[host].paused_until;
-                    self.hosts[host].tick_at = Some(until);
-                    self.schedule(until - self.now, Event::Tick { host, life });
+                    self.hosts[host].held.push(Input::Tick);
                     return;
                 }
-                self.hosts[host].tick_at = None;
                 self.input(host, Input::Tick);
             }
             Event::CommitEnds { host, life, ticket, number } => {
@@ -1045,12 +1066,6 @@ impl World {
                 return;
             }
         };
-        if let Ok(p) = std::env::var("DBG_FRAMES") {
-            let t = format!("{frame:?}");
-            if t.contains(&p) {
-                println!("{:>9} h{from}->h{host} s{} {}", self.now, session.0, t);
-            }
-        }
         if self.watch {
             self.seen.push(Seen { from, to: host, frame: frame.clone() });
         }
@@ -1254,6 +1269,15 @@ impl World {
         }
     }
 
+    /// Something that reaches a host which may be frozen.
+    fn input_unless_paused(&mut self, host: usize, input: Input) {
+        if self.hosts[host].paused_until > self.now {
+            self.hosts[host].held.push(input);
+        } else {
+            self.input(host, input);
+        }
+    }
+
     fn input_later(&mut self, host: usize, wait: u64, input: Input) {
         let life = self.hosts[host].life;
         self.schedule(wait, Event::Input { host, life, input: Box::new(input) });
@@ -1441,12 +1465,7 @@ impl World {
         self.next_op += 1;
         let op = OpId(self.next_op);
         let host = self.slots[&agent].host;
-        let wait = self.hosts[host].paused_until.saturating_sub(self.now);
-        if wait > 0 {
-            self.input_later(host, wait, Input::Command { op, agent, command });
-        } else {
-            self.input(host, Input::Command { op, agent, command });
-        }
+        self.input_unless_paused(host, Input::Command { op, agent, command });
         op
     }
 
