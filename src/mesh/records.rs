@@ -183,6 +183,14 @@ impl RoomRecord {
     #[must_use]
     pub fn is_invited(&self, agent: &DeviceId) -> bool {
         stamp(&self.invited_joins, agent) > stamp(&self.invited_leaves, agent)
+    /// Whether the record has no place for one more agent.
+    #[must_use]
+    pub fn is_full(&self, agent: &DeviceId) -> bool {
+        [&self.member_joins, &self.invited_joins].into_iter().any(|stamps| {
+            stamps.len() >= super::replica::MAX_ROOM_STAMPS && !stamps.contains_key(agent)
+        })
+    }
+
     }
 
     /// Recomputes the two views from the stamps, keeping the order of entries that stay.

@@ -228,6 +228,10 @@ impl Node {
                 || room.is_member(&from)
                 || (room.kind == RoomType::Public && !put_out)
         });
+        // Nobody would take the record of a larger room.
+        if self.replica.room(&path).is_some_and(|room| room.is_full(&from)) {
+            return Answer::Now(error("room_full"));
+        }
         if admitted {
             self.admit(local, from, &path, vec![to], None, now);
             return Answer::Later;
@@ -1271,6 +1275,10 @@ impl Node {
             && !room.is_invited(&invitee)
         {
             room.record_invite(invitee);
+        if self.replica.room(&path).is_some_and(|room| room.is_full(&invitee)) {
+            self.fail(op, CommandError::new("room_full", "the room can have no more members"));
+            return;
+        }
         }
         self.broadcast_room(agent, &path, now);
         let mut params = vec![

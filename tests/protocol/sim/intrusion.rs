@@ -4,8 +4,9 @@
 use commsd::codec::cbor::Value;
 use commsd::identity::device::DeviceId;
 use commsd::mesh::events::DeliveryEvent;
-use commsd::mesh::node::MAX_INVITATIONS_OF_OWNER;
-use commsd::mesh::records::RoomType;
+use commsd::mesh::message::Patch;
+use commsd::mesh::node::{Command, MAX_INVITATIONS_OF_OWNER};
+use commsd::mesh::records::{AgentStatus, MAX_VERSION, RoomType};
 use commsd::mesh::session::SessionId;
 use commsd::mesh::wire::capability;
 use commsd::mesh::wire::cose::CoseSign1;
@@ -13,7 +14,10 @@ use commsd::mesh::wire::room_path::RoomPath;
 use commsd::mesh::wire::scope::Scope;
 use commsd::mesh::wire::token::{MintRequest, mint};
 
-use super::support::{answers, befriend, count, create, request, room_verb};
+use super::support::{
+    answers, befriend, count, create, formed, join, members, present, record, request, room_record,
+    room_verb, state,
+};
 use super::world::{Ack, HostSpec, World};
 
 /// A raw peer of another user with a data session to a device.
@@ -120,4 +124,70 @@ fn questions_without_end_leave_room_for_messages() {
     let tokens = &world.slots[&a].tokens;
     let invitations = tokens.keys().filter(|path| path.owner() == Some(me)).count();
     assert_eq!(invitations, MAX_INVITATIONS_OF_OWNER);
+}
+
+#[test]
+fn no_stamp_takes_a_room_from_its_owner() {
+    let mut world = World::new(603);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    let room = create(&mut world, a, "square", RoomType::Public);
+    join(&mut world, b, &room);
+    world.run(100);
+    let (raw, at_a) = intruder(&mut world, a);
+    let door = world.door(&b);
+    let at_b = world.raw_dial(raw, door);
+    world.run(50);
+    let me = world.device(raw);
+    // Coming, going and going without having come, at the top of the range.
+    for session in [at_a, at_b] {
+        for (join, leave) in [(MAX_VERSION, 0), (0, MAX_VERSION), (MAX_VERSION - 1, MAX_VERSION)] {
+            let mut record = room_record(&room, MAX_VERSION, &[(me, join)]);
+            record.member_leaves.insert(me, leave);
+            state(&mut world, raw, session, Patch::RoomUpsert { room: record });
+        }
+    }
+    // At one member only, a stamp that is believable.
+    let version = world.node(hosts[0]).room(&room, None).unwrap().record.version;
+    let record = room_record(&room, version, &[(me, version + 1000)]);
+    state(&mut world, raw, at_b, Patch::RoomUpsert { room: record });
+    world.run(50);
+    assert!(members(&world, hosts[1], &room).unwrap().contains(&me));
+    // The owner still has the last word: on who comes in, and on who is out.
+    let c = world.agent(hosts[0], "c");
+    world.run(100);
+    join(&mut world, c, &room);
+    world.ask(a, Command::Kick { room: room.clone(), agent: me }).unwrap();
+    world.run(100);
+    for host in hosts {
+        assert_eq!(members(&world, host, &room).unwrap(), [a, b, c].into());
+    }
+}
+
+#[test]
+fn another_user_does_not_number_our_records() {
+    let mut world = World::new(604);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, _] = agents[..] else { unreachable!() };
+    let (raw, session) = intruder(&mut world, a);
+    let before = world.node(hosts[0]).own_agent(&a).unwrap().version;
+    state(&mut world, raw, session, Patch::AgentUpsert { agent: record(a, 1000, "forged") });
+    let mut gone = record(a, MAX_VERSION, "forged");
+    gone.status = AgentStatus::Offline;
+    state(&mut world, raw, session, Patch::AgentUpsert { agent: gone });
+    state(&mut world, raw, session, Patch::AgentOffline { agent_id: a });
+    world.run(50);
+    assert_eq!(world.node(hosts[0]).own_agent(&a).unwrap().version, before);
+    // One of our own user may have seen more of it than we remember, but not the end of numbers.
+    let raw = world.raw(HostSpec::default());
+    let door = world.door(&a);
+    let session = world.raw_dial(raw, door);
+    world.run(50);
+    state(&mut world, raw, session, Patch::AgentUpsert { agent: record(a, MAX_VERSION, "old") });
+    world.run(50);
+    let update =
+        Command::Update { name: Some("new".into()), status: None, visibility: None, tags: None };
+    world.ask(a, update).unwrap();
+    world.run(100);
+    assert_eq!(present(&world, hosts[1])[&a].0, "new");
 }
