@@ -49,7 +49,7 @@ const TEXT: usize = 200;
 /// What a line or frame with such a text has, about: the size of the floor's messages.
 const LINE: usize = 512;
 
-#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     floor::serve_if_asked().await;
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();

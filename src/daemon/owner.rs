@@ -33,6 +33,9 @@ use crate::store::Store;
 /// Inputs handled before the outputs are looked at again: bounds how long a flood on one side
 /// keeps the others waiting.
 const MAX_BATCH: usize = 128;
+/// Inputs whose answers and events go out together: few system calls under load, and nobody waits
+/// for more than a fraction of a millisecond.
+const FLUSH_EVERY: usize = 16;
 /// How long the daemon waits for peers to take note of its leaving.
 const DRAIN_MS: u64 = 2_000;
 /// How often conditions are looked at when nobody asks.
@@ -116,6 +119,8 @@ pub(super) struct Owner {
     pub(super) next_op: u64,
     pub(super) change_seq: u64,
     pub(super) inputs: VecDeque<Input>,
+    /// Inputs since the clients were last sent what is for them.
+    pub(super) since_flush: usize,
     pub(super) shutdown_ready: bool,
     pub(super) machine: Option<DeviceId>,
     pub(super) principal: Option<DeviceId>,
@@ -177,6 +182,7 @@ impl Owner {
             self.turn();
             self.answer_waiting();
             self.push_logs();
+            self.flush();
         }
     }
 
@@ -205,7 +211,20 @@ impl Owner {
             while let Some(output) = self.node.poll_output() {
                 self.carry_out(output);
             }
+            self.handled_one();
         }
+    }
+
+    fn handled_one(&mut self) {
+        self.since_flush += 1;
+        if self.since_flush >= FLUSH_EVERY {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.since_flush = 0;
+        self.local.flush();
     }
 
     fn carry_out(&mut self, output: Output) {
@@ -258,6 +277,7 @@ impl Owner {
             LocalInput::Disconnected { conn, reason } => self.disconnected(conn, reason),
         }
         self.turn();
+        self.handled_one();
     }
 
     fn disconnected(&mut self, conn: ConnId, reason: CloseReason) {

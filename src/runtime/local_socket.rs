@@ -19,7 +19,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
@@ -537,9 +538,39 @@ impl SocketLimits {
 #[derive(Clone, Debug)]
 pub struct LocalHandle {
     shared: Arc<Shared>,
+    /// Lines are kept until [`Self::flush`].
+    corked: bool,
 }
 
 impl LocalHandle {
+    /// The same, but what is sent stays here until [`Self::flush`]: many lines for one client then
+    /// cost one system call. For whoever sends many and flushes soon.
+    #[must_use]
+    pub fn corked(self) -> Self {
+        Self { corked: true, ..self }
+    }
+
+    /// Sends what a corked handle has kept.
+    pub fn flush(&self) {
+        let kept = std::mem::take(&mut *self.shared.kept.lock());
+        for conn in kept {
+            conn.outbound.unkeep();
+            conn.send();
+        }
+    }
+
+    /// Queues a line and sends it, at once or with the next [`Self::flush`]; `false` as
+    /// [`Outbound::push`].
+    fn push(&self, conn: Arc<Conn>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        let queued = conn.outbound.push(write);
+        if !self.corked {
+            conn.send();
+        } else if conn.outbound.keep() {
+            self.shared.kept.lock().push(conn);
+        }
+        queued
+    }
+
     /// Answers a request. Without effect when the connection is gone or has no such request.
     pub fn reply(&self, conn: ConnId, id: &RequestId, result: &impl Serialize) {
         self.answer(conn, id, |out| rpc::answer_line(out, Some(id), result));
@@ -553,7 +584,7 @@ impl LocalHandle {
     fn answer(&self, conn: ConnId, id: &RequestId, write: impl FnOnce(&mut Vec<u8>)) {
         let Some(conn) = self.shared.find(conn) else { return };
         if conn.in_flight.lock().remove(id) {
-            conn.outbound.push(write);
+            self.push(conn, write);
         } else {
             tracing::debug!(event = "local_answer_unasked", conn = conn.id.0);
         }
@@ -571,7 +602,7 @@ impl LocalHandle {
     ) -> Result<(), NotifyError> {
         let conn = self.shared.find(conn).ok_or(NotifyError::Closed)?;
         let mut fits = true;
-        let queued = conn.outbound.push(|out| fits = rpc::notification_line(out, method, params));
+        let queued = self.push(conn, |out| fits = rpc::notification_line(out, method, params));
         match (queued, fits) {
             (_, false) => Err(NotifyError::TooLarge),
             (false, _) => Err(NotifyError::Closed),
@@ -607,6 +638,8 @@ struct Shared {
     limits: SocketLimits,
     /// Connections after `hello`.
     conns: Mutex<HashMap<ConnId, Arc<Conn>>>,
+    /// Connections with lines that a corked handle has kept.
+    kept: Mutex<Vec<Arc<Conn>>>,
     open: AtomicU64,
     refused: AtomicU64,
     slow_consumers: AtomicU64,
@@ -642,12 +675,13 @@ impl LocalListener {
         let shared = Arc::new(Shared {
             limits,
             conns: Mutex::new(HashMap::new()),
+            kept: Mutex::new(Vec::new()),
             open: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             slow_consumers: AtomicU64::new(0),
             accept_paused: AtomicBool::new(false),
         });
-        let handle = LocalHandle { shared: Arc::clone(&shared) };
+        let handle = LocalHandle { shared: Arc::clone(&shared), corked: false };
         let task = tokio::spawn(async move {
             let mut conns = JoinSet::new();
             tokio::select! {
@@ -713,17 +747,19 @@ async fn accept(
             continue;
         }
         next += 1;
+        let (reader, writer) = stream.into_split();
         let conn = Conn {
             id: ConnId(next),
             uid: own_uid,
             pid,
             in_flight: Mutex::new(HashSet::new()),
+            writer,
             outbound: Outbound::new(shared.limits.outbound_bytes),
         };
         let (shared, inputs, stop) = (Arc::clone(shared), inputs.clone(), stop.clone());
         conns.spawn(async move {
             shared.open.fetch_add(1, Ordering::Relaxed);
-            serve_connection(stream, Arc::new(conn), &shared, &inputs, &stop).await;
+            serve_connection(reader, Arc::new(conn), &shared, &inputs, &stop).await;
             shared.open.fetch_sub(1, Ordering::Relaxed);
         });
     }
@@ -766,18 +802,36 @@ struct Conn {
     uid: u32,
     pid: Option<u32>,
     in_flight: Mutex<HashSet<RequestId>>,
+    writer: OwnedWriteHalf,
     outbound: Outbound,
 }
 
+impl Conn {
+    /// Queues a line and sends it.
+    fn push(&self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.outbound.push(write);
+        self.send();
+    }
+
+    /// Sends what the socket takes at once: mostly everything, and then nobody has to be woken. The
+    /// rest is for the connection's own task.
+    fn send(&self) {
+        match self.outbound.send(&self.writer) {
+            Ok(true) => {}
+            Ok(false) => self.outbound.left.notify_one(),
+            Err(reason) => drop(self.outbound.close(reason)),
+        }
+    }
+}
+
 async fn serve_connection(
-    mut stream: UnixStream,
+    reader: OwnedReadHalf,
     conn: Arc<Conn>,
     shared: &Shared,
     inputs: &mpsc::Sender<LocalInput>,
     stop: &CancellationToken,
 ) {
-    let (reader, writer) = stream.split();
-    let mut writing = pin!(write_lines(writer, &conn.outbound, shared.limits.write_timeout));
+    let mut writing = pin!(send_rest(&conn, shared.limits.write_timeout));
     let mut written = false;
     let mut connected = false;
     let reason = tokio::select! {
@@ -822,7 +876,7 @@ async fn read_requests(
         Ok(Err(end)) => return report_end(conn, end, limits),
         Ok(Ok(line)) => match read_hello(line) {
             Err((id, error)) => {
-                conn.outbound.push(|out| rpc::error_line(out, id.as_ref(), error));
+                conn.push(|out| rpc::error_line(out, id.as_ref(), error));
                 return CloseReason::HELLO;
             }
             Ok((id, hello)) => {
@@ -831,7 +885,7 @@ async fn read_requests(
                     api: API_VERSION,
                     limits: ApiLimits::CURRENT,
                 };
-                conn.outbound.push(|out| rpc::answer_line(out, Some(&id), &answer));
+                conn.push(|out| rpc::answer_line(out, Some(&id), &answer));
                 shared.conns.lock().insert(conn.id, Arc::clone(conn));
                 *connected = true;
                 let input =
@@ -849,7 +903,7 @@ async fn read_requests(
         };
         match read_request(line, conn, limits) {
             Err((id, error)) => {
-                conn.outbound.push(|out| rpc::error_line(out, id.as_ref(), error));
+                conn.push(|out| rpc::error_line(out, id.as_ref(), error));
             }
             Ok((id, request)) => {
                 let input = LocalInput::Request { conn: conn.id, id, request };
@@ -944,7 +998,7 @@ fn hello_late(limit: Duration) -> ApiError {
 }
 
 fn refuse_hello(conn: &Conn, error: ApiError) -> CloseReason {
-    conn.outbound.push(|out| rpc::error_line(out, None, error));
+    conn.push(|out| rpc::error_line(out, None, error));
     CloseReason::HELLO
 }
 
@@ -963,7 +1017,7 @@ fn report_end(conn: &Conn, end: End, limits: &SocketLimits) -> CloseReason {
     };
     let todo = "send one request a line; write large values to a file and send its path";
     let error = ApiError::new(reason.0, message, todo);
-    conn.outbound.push(|out| rpc::error_line(out, None, error));
+    conn.push(|out| rpc::error_line(out, None, error));
     reason
 }
 
@@ -1067,8 +1121,8 @@ impl<R: AsyncRead + Unpin> Lines<R> {
 #[derive(Debug)]
 struct Outbound {
     state: Mutex<OutboundState>,
-    /// Wakes the writer.
-    filled: Notify,
+    /// Wakes whoever sends the rest.
+    left: Notify,
     /// Wakes the connection.
     closed: Notify,
     max_bytes: usize,
@@ -1078,11 +1132,13 @@ struct Outbound {
 struct OutboundState {
     /// Whole lines; every chunk but the last has at least [`WRITE_CHUNK`] bytes.
     chunks: VecDeque<Vec<u8>>,
-    /// Bytes of `chunks` and of what the writer has taken and not yet written.
+    /// How much of the first chunk has been sent.
+    sent: usize,
+    /// Bytes of `chunks` that have not been sent.
     bytes: usize,
-    /// Part of `bytes` that the writer has.
-    writing: usize,
     closing: Option<CloseReason>,
+    /// It is on the list of those to be flushed.
+    kept: bool,
 }
 
 impl OutboundState {
@@ -1104,7 +1160,7 @@ impl OutboundState {
 
 impl Outbound {
     fn new(max_bytes: usize) -> Self {
-        Self { state: Mutex::default(), filled: Notify::new(), closed: Notify::new(), max_bytes }
+        Self { state: Mutex::default(), left: Notify::new(), closed: Notify::new(), max_bytes }
     }
 
     /// Has a line written at the end of what waits; `false` when the connection is closing, or now
@@ -1117,8 +1173,6 @@ impl Outbound {
             }
             state.append(write);
             if state.bytes <= self.max_bytes {
-                drop(state);
-                self.filled.notify_one();
                 return true;
             }
         }
@@ -1135,7 +1189,9 @@ impl Outbound {
         }
         state.closing = Some(reason);
         if reason == CloseReason::SLOW_CONSUMER {
-            state.chunks.clear();
+            // A line that has begun is not cut.
+            let begun = usize::from(state.sent > 0);
+            state.chunks.truncate(begun);
         }
         if reason != CloseReason::CLIENT {
             let closing = Closing { reason: reason.0.into() };
@@ -1145,7 +1201,7 @@ impl Outbound {
             });
         }
         drop(state);
-        self.filled.notify_one();
+        self.left.notify_one();
         self.closed.notify_one();
         reason
     }
@@ -1160,44 +1216,59 @@ impl Outbound {
         }
     }
 
-    /// The next bytes to write, or `None` once closing and empty. For one writer.
-    async fn next(&self) -> Option<Vec<u8>> {
+    /// Puts the connection on the list of those to be flushed; `false` when it is there.
+    fn keep(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().kept, true)
+    }
+
+    fn unkeep(&self) {
+        self.state.lock().kept = false;
+    }
+
+    /// Sends until nothing is left (`true`) or the socket takes no more.
+    fn send(&self, writer: &OwnedWriteHalf) -> Result<bool, CloseReason> {
+        let mut state = self.state.lock();
         loop {
-            {
-                let mut state = self.state.lock();
-                state.bytes = state.bytes.saturating_sub(state.writing);
-                state.writing = 0;
-                if let Some(chunk) = state.chunks.pop_front() {
-                    state.writing = chunk.len();
-                    return Some(chunk);
+            let Some(chunk) = state.chunks.front() else { return Ok(true) };
+            match writer.try_write(chunk.get(state.sent..).unwrap_or_default()) {
+                Ok(0) => return Err(CloseReason::IO),
+                Ok(sent) => {
+                    let whole = chunk.len();
+                    state.sent += sent;
+                    state.bytes = state.bytes.saturating_sub(sent);
+                    if state.sent >= whole {
+                        state.chunks.pop_front();
+                        state.sent = 0;
+                    }
                 }
-                if state.closing.is_some() {
-                    return None;
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if has_gone(&error) => return Err(CloseReason::CLIENT),
+                Err(_) => return Err(CloseReason::IO),
             }
-            self.filled.notified().await;
         }
+    }
+
+    fn is_closing(&self) -> bool {
+        self.state.lock().closing.is_some()
     }
 }
 
-/// Writes until everything is written that was queued before the connection closed.
-async fn write_lines(
-    mut writer: impl AsyncWrite + Unpin,
-    outbound: &Outbound,
-    write_timeout: Duration,
-) -> Result<(), CloseReason> {
-    while let Some(chunk) = outbound.next().await {
-        let mut rest = chunk.as_slice();
-        while !rest.is_empty() {
-            match timeout(write_timeout, writer.write(rest)).await {
+/// Sends what the socket did not take at once, until everything is sent that was queued before the
+/// connection closed.
+async fn send_rest(conn: &Conn, write_timeout: Duration) -> Result<(), CloseReason> {
+    loop {
+        if !conn.outbound.send(&conn.writer)? {
+            match timeout(write_timeout, conn.writer.writable()).await {
                 Err(_) => return Err(CloseReason::SLOW_CONSUMER),
-                Ok(Err(error)) if has_gone(&error) => return Err(CloseReason::CLIENT),
-                Ok(Err(_) | Ok(0)) => return Err(CloseReason::IO),
-                Ok(Ok(written)) => rest = rest.get(written..).unwrap_or_default(),
+                Ok(Err(_)) => return Err(CloseReason::IO),
+                Ok(Ok(())) => {}
             }
+        } else if conn.outbound.is_closing() {
+            return Ok(());
+        } else {
+            conn.outbound.left.notified().await;
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
