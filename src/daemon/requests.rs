@@ -340,7 +340,11 @@ impl Owner {
                 return;
             }
         };
-        let Some(agent) = agent else { return };
+        let Some(agent) = agent else {
+            let error = ApiError::plain(ApiError::NOT_ATTACHED, "the connection has detached");
+            self.local.refuse(conn, &id, error);
+            return;
+        };
         match (reply, result) {
             (Reply::Room, CommandResult::Room(path)) => {
                 let room = self.room_or_path(&path, &agent);
@@ -424,7 +428,9 @@ impl Owner {
             ephemeral,
             in_use: self.hosted.values().map(|hosted| hosted.slot.clone()).collect(),
         };
-        self.opening_slots.push(base);
+        if !ephemeral {
+            self.opening_slots.push(base);
+        }
         let opened = self.identities.open(request);
         let opening = self.opening.clone();
         tokio::spawn(async move {
