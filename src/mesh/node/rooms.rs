@@ -93,8 +93,15 @@ impl Node {
         path: &RoomPath,
         now: Now,
     ) -> Option<(CoseSign1, Option<Ticket>)> {
-        let token_id = self.random::<16>();
+        let fresh = self.random::<16>();
         let device = self.devices.get_mut(&local)?;
+        // One id for all tokens of a bearer: withdrawing it withdraws each of them.
+        let token_id = device
+            .agent
+            .as_ref()
+            .and_then(|agent| agent.grants.get(&(path.clone(), bearer)))
+            .and_then(|known| <[u8; 16]>::try_from(known.as_slice()).ok())
+            .unwrap_or(fresh);
         let expires = now.unix.plus(ROOM_TOKEN_LIFE_MS);
         let scope = Scope::room(path);
         let request = MintRequest::new(token_id, bearer, capability::ROOM_MEMBER, scope, expires)
