@@ -179,6 +179,14 @@ impl RoomRecord {
         stamp(&self.member_joins, agent) > stamp(&self.member_leaves, agent)
     }
 
+    /// Whether the record has no place for one more agent.
+    #[must_use]
+    pub fn is_full(&self, agent: &DeviceId) -> bool {
+        [&self.member_joins, &self.invited_joins].into_iter().any(|stamps| {
+            stamps.len() >= super::replica::MAX_ROOM_STAMPS && !stamps.contains_key(agent)
+        })
+    }
+
     /// Whether `agent` has an open invitation by the stamps.
     #[must_use]
     pub fn is_invited(&self, agent: &DeviceId) -> bool {

@@ -56,6 +56,11 @@ pub enum Owner {
 /// no stamp of before the restart, wherever it turns up, is above a later one.
 pub const RESTORED_VERSION_STEP: u64 = 1 << 20;
 
+/// How far above a room's version the stamp of a member's own coming or going may be: what it may
+/// have heard of a restored owner before us. Without a bound one stamp at the top of the range
+/// would leave the owner no version to go on with.
+pub const MAX_STAMP_STEP: u64 = 2 * RESTORED_VERSION_STEP;
+
 /// What a statement did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Merge {
@@ -102,6 +107,22 @@ impl HeldRoom {
         merge_stamps(&mut record.member_leaves, &incoming.member_leaves);
         merge_stamps(&mut record.invited_joins, &incoming.invited_joins);
         merge_stamps(&mut record.invited_leaves, &incoming.invited_leaves);
+    }
+
+    /// As [`Self::take`], from the owner: whom it has newly put out is out, whatever stamp that
+    /// agent has given itself here.
+    fn take_from_owner(&mut self, incoming: RoomRecord) {
+        for (agent, leave) in &incoming.member_leaves {
+            let join = incoming.member_joins.get(agent).copied().unwrap_or(0);
+            let known = self.record.member_leaves.get(agent).copied().unwrap_or(0);
+            if *leave > known
+                && *leave >= join
+                && let Some(held) = self.record.member_joins.get_mut(agent)
+            {
+                *held = (*held).min(*leave);
+            }
+        }
+        self.take(incoming);
     }
 
     /// Its owner, ours, goes on from what others remember of it.
@@ -462,12 +483,6 @@ impl Replica {
             return (Merge::Changed, Some(path));
         };
         if own_word {
-            if incoming.version < held.record.version
-                && !held.hearsay
-                && incoming.created_at == held.record.created_at
-            {
-                return (Merge::Unchanged, Some(path));
-            }
             let before = held.record.clone();
             let was_hearsay = std::mem::replace(&mut held.hearsay, false);
             // Another creation is another room of the same name.
@@ -475,7 +490,7 @@ impl Replica {
                 held.record = incoming;
                 held.owner_leaves.clear();
             } else {
-                held.take(incoming);
+                held.take_from_owner(incoming);
             }
             held.record.recompute_views();
             held.note_leaves();
@@ -507,12 +522,17 @@ impl Replica {
         let leave = incoming.member_leaves.get(&agent).copied().unwrap_or(0);
         let held_join = held.record.member_joins.get(&agent).copied().unwrap_or(0);
         let held_leave = held.record.member_leaves.get(&agent).copied().unwrap_or(0);
+        let bound = held.record.version.saturating_add(MAX_STAMP_STEP);
+        if (join > held_join && join > bound) || (leave > held_leave && leave > bound) {
+            return (Merge::Refused("stamp_too_high"), Some(path));
+        }
         let mut changed = false;
         if ours && speaker.same_user {
             // Somebody has seen more of our room than we have: we go on above that.
             held.record.version = held.record.version.max(incoming.version);
         }
-        if leave > held_leave {
+        // Who has not been in has nothing to leave.
+        if leave > held_leave && held_join > 0 {
             held.record.member_leaves.insert(agent, leave);
             held.record.version = held.record.version.max(leave);
             changed = true;
@@ -524,7 +544,8 @@ impl Replica {
                     || held.record.is_invited(&agent)
                     || held.record.is_member(&agent)
                     || held.hearsay);
-            if !admitted {
+            let full = held_join == 0 && held.record.member_joins.len() >= MAX_ROOM_STAMPS;
+            if !admitted || full {
                 held.record.recompute_views();
                 return (Merge::Refused("not_admitted"), Some(path));
             }

@@ -231,6 +231,10 @@ impl Node {
                 || room.is_member(&from)
                 || (room.kind == RoomType::Public && !put_out)
         });
+        // Nobody would take the record of a larger room.
+        if self.replica.room(&path).is_some_and(|room| room.is_full(&from)) {
+            return Answer::Now(error("room_full"));
+        }
         if admitted {
             self.admit(local, from, &path, vec![to], None, now);
             return Answer::Later;
@@ -1214,6 +1218,10 @@ impl Node {
         }
         if self.replica.room(&path).is_some_and(|room| room.is_member(&invitee)) {
             self.fail(op, CommandError::new("already_member", "that agent is in the room already"));
+            return;
+        }
+        if self.replica.room(&path).is_some_and(|room| room.is_full(&invitee)) {
+            self.fail(op, CommandError::new("room_full", "the room can have no more members"));
             return;
         }
         let Some((token, _)) = self.issue_room_token(agent, invitee, &path, now) else {

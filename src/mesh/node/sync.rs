@@ -23,6 +23,9 @@ use crate::identity::device::DeviceId;
 pub const MAX_SNAPSHOT_BYTES: usize = 1024 * 1024;
 /// Least time between contradictions about one agent of ours (decision 6).
 const CONTRADICT_EVERY_MS: u64 = 60_000;
+/// Versions that somebody claims of an agent of ours are believed up to here: well above what we
+/// ever gave, and far enough from the top to go on from.
+const MAX_OWN_VERSION: u64 = MAX_VERSION / 2;
 /// How long after it came into service an owner takes its rooms back from what peers remember:
 /// they all connect, and send what they have, well within it.
 const RESTORE_MS: u64 = 600_000;
@@ -218,7 +221,11 @@ impl Node {
     fn agent_stated(&mut self, agent: AgentRecord, speaker: Speaker, now: Now) {
         let id = agent.id;
         if self.is_hosted(&id) {
-            self.own_agent_stated(id, agent.version, agent.status == AgentStatus::Offline, now);
+            if speaker.same_user {
+                self.own_agent_stated(id, agent.version, agent.status == AgentStatus::Offline, now);
+            } else {
+                self.refuse(speaker.device, "agent_upsert", "not_authorised");
+            }
             return;
         }
         if self.parked.contains_key(&id) && speaker.device != id {
@@ -250,7 +257,7 @@ impl Node {
     fn own_agent_stated(&mut self, id: DeviceId, version: u64, offline: bool, now: Now) {
         let Some(record) = self.replica.agent_mut(&id) else { return };
         let wrong = offline && record.status != AgentStatus::Offline;
-        if version > MAX_VERSION || (version < record.version && !wrong) {
+        if version > MAX_OWN_VERSION || (version < record.version && !wrong) {
             return;
         }
         if wrong || version > record.version {
@@ -273,7 +280,9 @@ impl Node {
 
     fn offline_stated(&mut self, id: DeviceId, speaker: Speaker, now: Now) {
         if self.is_hosted(&id) {
-            if self.record(&id).is_some_and(|record| record.status != AgentStatus::Offline) {
+            if speaker.same_user
+                && self.record(&id).is_some_and(|record| record.status != AgentStatus::Offline)
+            {
                 self.contradict(id, now);
             }
             return;
