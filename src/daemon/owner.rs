@@ -360,6 +360,7 @@ impl Owner {
                 cwd: params.cwd.clone(),
                 tokens: slot.tokens,
                 grants: slot.grants,
+                ephemeral: slot.ephemeral,
             }),
         })));
         self.turn();

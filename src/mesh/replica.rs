@@ -13,6 +13,9 @@ use crate::identity::device::DeviceId;
 pub const MAX_AGENTS: usize = 4096;
 /// Rooms held, for the same reason.
 pub const MAX_ROOMS: usize = 4096;
+/// Rooms of our own agents, and those they join, that find a place beside them: a crowd of others
+/// is no reason to refuse an agent its room.
+pub const MAX_OWN_ROOMS: usize = 4096;
 /// Stamps taken in one room: the largest room we serve.
 pub const MAX_ROOM_STAMPS: usize = 2048;
 /// Bytes of text taken from one agent record (name, cwd, tags, rooms together).
@@ -283,7 +286,7 @@ impl Replica {
     }
 
     /// All records.
-    pub fn agents(&self) -> impl Iterator<Item = &AgentRecord> {
+    pub fn agents(&self) -> impl ExactSizeIterator<Item = &AgentRecord> {
         self.agents.values().map(|held| &held.record)
     }
 
@@ -388,7 +391,7 @@ impl Replica {
 
     /// Stores a room of our own, or one whose owner just told us its state.
     pub fn put_room(&mut self, path: RoomPath, record: RoomRecord) -> bool {
-        if !self.rooms.contains_key(&path) && self.rooms.len() >= MAX_ROOMS {
+        if !self.rooms.contains_key(&path) && self.rooms.len() >= MAX_ROOMS + MAX_OWN_ROOMS {
             return false;
         }
         let owner_leaves =

@@ -10,7 +10,7 @@ use super::super::message::{MeshMessage, Patch, Snapshot};
 use super::super::records::{
     AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord, RoomType,
 };
-use super::super::replica::{Merge, Owner, Speaker};
+use super::super::replica::{MAX_AGENTS, Merge, Owner, Speaker};
 use super::super::session::{Session, SessionId};
 use super::super::wire::room_path::RoomPath;
 use super::mailboxes::NOT_PERMITTED;
@@ -232,6 +232,9 @@ impl Node {
             return;
         }
         let before = self.record(&id).map(|record| (record.name.clone(), record.status));
+        if before.is_none() && id == speaker.device && self.replica.agents().len() >= MAX_AGENTS {
+            self.make_room(now);
+        }
         let lives = self.remotes.contains_key(&id);
         match self.replica.merge_agent(agent, speaker, lives) {
             // Real peers put everybody they know into a snapshot: not worth a word.
