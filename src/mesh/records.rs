@@ -65,6 +65,10 @@ impl AgentStatus {
     }
 }
 
+/// Bytes of text in one message, in and out: with every byte escaped it still fits a line of the
+/// local API.
+pub const MAX_TEXT_BYTES: usize = 128 * 1024;
+
 const fn version_one() -> u64 {
     1
 }

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::records::{
-    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, RoomMessage, RoomRecord, RoomType,
+    AgentRecord, AgentStatus, DmMessage, MAX_TEXT_BYTES, MAX_VERSION, RoomMessage, RoomRecord,
+    RoomType,
 };
 use super::wire::room_path::RoomPath;
 use crate::identity::device::DeviceId;
@@ -28,6 +29,8 @@ pub const MAX_HISTORY_MESSAGES: usize = 1000;
 pub const MAX_HISTORY_BYTES: usize = 4 * 1024 * 1024;
 /// Conversations (rooms and DMs) with a history.
 pub const MAX_HISTORIES: usize = 8192;
+/// Bytes of a message beside its text and readers: two ids of at most 128 and a time.
+const MAX_MESSAGE_REST: usize = 512;
 /// Readers noted per message; a room has at most [`MAX_ROOM_STAMPS`] members.
 const MAX_READ_BY: usize = MAX_ROOM_STAMPS;
 
@@ -168,8 +171,18 @@ pub trait Message {
     fn id(&self) -> &str;
     /// Readers.
     fn read_by(&mut self) -> &mut Vec<DeviceId>;
-    /// Bytes it counts for.
+    /// Bytes of its text.
+    fn text(&self) -> usize;
+    /// How many have read it.
+    fn readers(&self) -> usize;
+    /// Bytes it counts for, which never change.
     fn weight(&self) -> usize;
+    /// Whether it is no larger than our own peers let a message be.
+    fn fits(&self) -> bool {
+        self.text() <= MAX_TEXT_BYTES
+            && self.weight() - self.text() <= MAX_MESSAGE_REST
+            && self.readers() <= MAX_READ_BY
+    }
 }
 
 impl Message for RoomMessage {
@@ -179,8 +192,15 @@ impl Message for RoomMessage {
     fn read_by(&mut self) -> &mut Vec<DeviceId> {
         &mut self.read_by
     }
-    fn weight(&self) -> usize {
+    fn text(&self) -> usize {
         self.content.len()
+    }
+    fn readers(&self) -> usize {
+        self.read_by.len()
+    }
+    fn weight(&self) -> usize {
+        let reply_to = self.reply_to.as_ref().map_or(0, String::len);
+        self.text() + self.id.len() + self.timestamp.len() + reply_to
     }
 }
 
@@ -191,8 +211,15 @@ impl Message for DmMessage {
     fn read_by(&mut self) -> &mut Vec<DeviceId> {
         &mut self.read_by
     }
-    fn weight(&self) -> usize {
+    fn text(&self) -> usize {
         self.content.len()
+    }
+    fn readers(&self) -> usize {
+        self.read_by.len()
+    }
+    fn weight(&self) -> usize {
+        let reply_to = self.reply_to.as_ref().map_or(0, String::len);
+        self.text() + self.id.len() + self.timestamp.len() + reply_to
     }
 }
 

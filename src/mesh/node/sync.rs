@@ -8,9 +8,10 @@ use super::super::events::DeliveryEvent;
 use super::super::log::LogEvent;
 use super::super::message::{MeshMessage, Patch, Snapshot};
 use super::super::records::{
-    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord, RoomType,
+    AgentRecord, AgentStatus, DmMessage, MAX_TEXT_BYTES, MAX_VERSION, Now, RoomMessage, RoomRecord,
+    RoomType,
 };
-use super::super::replica::{MAX_AGENTS, Merge, Owner, Speaker};
+use super::super::replica::{MAX_AGENTS, Merge, Message as _, Owner, Speaker};
 use super::super::session::{Session, SessionId};
 use super::super::wire::room_path::RoomPath;
 use super::mailboxes::NOT_PERMITTED;
@@ -368,7 +369,8 @@ impl Node {
                 .room(&path)
                 .is_some_and(|room| room.members.iter().any(|member| self.is_hosted(member)));
             if wanted && let Some(history) = self.replica.room_history_mut(&path) {
-                for message in messages.into_iter().filter(|message| message.room == id) {
+                let fitting = |message: &RoomMessage| message.room == id && message.fits();
+                for message in messages.into_iter().filter(fitting) {
                     // Who has read a message of ours is for receipts to say.
                     let ours = self.devices.contains_key(&message.from);
                     if !ours || history.find(&message.id).is_none() {
@@ -384,7 +386,7 @@ impl Node {
                 for message in messages {
                     let ours = self.devices.contains_key(&message.from);
                     let fits = RoomPath::dm(message.from, message.to).is_some_and(|dm| dm == path);
-                    if fits && (!ours || history.find(&message.id).is_none()) {
+                    if fits && message.fits() && (!ours || history.find(&message.id).is_none()) {
                         history.add(message);
                     }
                 }
@@ -409,7 +411,7 @@ impl Node {
         }
         let held = self.own_queues.entry(agent).or_default();
         for event in events {
-            if event.is_replayed() && !held.contains(&event) {
+            if event.is_replayed() && fits(&event) && !held.contains(&event) {
                 held.push(event);
             }
         }
@@ -420,7 +422,7 @@ impl Node {
     /// An event that comes back to one of our agents out of a peer's snapshot: shown if it has not
     /// been shown before (decision 1).
     fn replayed(&mut self, agent: DeviceId, event: DeliveryEvent, now: Now) {
-        if !event.is_replayed() || !self.may_receive_from_copy(agent, &event) {
+        if !event.is_replayed() || !fits(&event) || !self.may_receive_from_copy(agent, &event) {
             return;
         }
         let read = match &event {
@@ -447,6 +449,10 @@ impl Node {
         if !speaker.same_user {
             self.refuse(speaker.device, "delivery", "not_authorised");
             return Answer::Now(ok());
+        }
+        if !fits(&event) {
+            self.refuse(speaker.device, "delivery", "too_large");
+            return Answer::Now(error("too_large"));
         }
         if self.is_hosted(&agent) {
             if self.may_receive_from_copy(agent, &event) {
@@ -505,6 +511,16 @@ impl Node {
             }),
             _ => false,
         }
+    }
+}
+
+/// Whether an event that a third party brings is no larger than its author could have made it: it
+/// has to fit a line of the local API.
+fn fits(event: &DeliveryEvent) -> bool {
+    match event {
+        DeliveryEvent::RoomMessage { message } => message.fits(),
+        DeliveryEvent::Dm { message } => message.fits(),
+        other => event_bytes(other).len() <= MAX_TEXT_BYTES,
     }
 }
 
