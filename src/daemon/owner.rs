@@ -298,6 +298,11 @@ impl Owner {
     }
 
     fn opened(&mut self, opening: Opening) {
+        if opening.params.ephemeral == Some(true) {
+            // It kept nobody waiting, and is not the one that others wait for.
+            self.serve_slot(opening);
+            return;
+        }
         let asked = super::requests::slot_key(&opening.params);
         self.opening_slots.retain(|slot| *slot != asked);
         self.serve_slot(opening);
@@ -358,6 +363,7 @@ impl Owner {
                 cwd: params.cwd.clone(),
                 tokens: slot.tokens,
                 grants: slot.grants,
+                ephemeral: slot.ephemeral,
             }),
         })));
         self.turn();

@@ -5,6 +5,7 @@ use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
 use crate::api::types::{
     self, ApiError, AttachParams, PendingRef, Request, RequestId, Time, WaitSecs,
 };
+use crate::codec::text::truncate_chars;
 use crate::identity::device::DeviceId;
 use crate::identity::names;
 use crate::identity::petnames::Petnames;
@@ -19,6 +20,8 @@ use crate::runtime::sys;
 
 /// Hex digits that name an agent at least (decision: `interface.md`).
 const MIN_PREFIX: usize = 8;
+/// Characters left of a peer's text where a list is too long.
+const MAX_SHORT_CHARS: usize = 64;
 /// Candidates listed when a name is ambiguous.
 const MAX_CANDIDATES: usize = 8;
 
@@ -340,7 +343,11 @@ impl Owner {
                 return;
             }
         };
-        let Some(agent) = agent else { return };
+        let Some(agent) = agent else {
+            let error = ApiError::plain(ApiError::NOT_ATTACHED, "the connection has detached");
+            self.local.refuse(conn, &id, error);
+            return;
+        };
         match (reply, result) {
             (Reply::Room, CommandResult::Room(path)) => {
                 let room = self.room_or_path(&path, &agent);
@@ -424,7 +431,9 @@ impl Owner {
             ephemeral,
             in_use: self.hosted.values().map(|hosted| hosted.slot.clone()).collect(),
         };
-        self.opening_slots.push(base);
+        if !ephemeral {
+            self.opening_slots.push(base);
+        }
         let opened = self.identities.open(request);
         let opening = self.opening.clone();
         tokio::spawn(async move {
@@ -652,7 +661,8 @@ impl Owner {
     fn agents_view(&self, conn: ConnId) -> Vec<types::AgentInfo> {
         let viewer = self.viewer(conn);
         let petnames = self.petnames();
-        self.node
+        let agents = self
+            .node
             .agents(viewer.as_ref(), self.now())
             .into_iter()
             .map(|view| {
@@ -677,12 +687,23 @@ impl Owner {
                     machine: view.machine.map(|id| id.hex()),
                 }
             })
-            .collect()
+            .collect();
+        fit(
+            agents,
+            |agent| agent.local || agent.names.petname.is_some(),
+            |agent| {
+                agent.cwd = None;
+                agent.tags.clear();
+                agent.rooms.clear();
+                agent.harness = truncate_chars(&agent.harness, MAX_SHORT_CHARS).to_owned();
+            },
+        )
     }
 
     fn rooms_view(&self, conn: ConnId) -> Vec<types::RoomInfo> {
         let viewer = self.viewer(conn);
-        self.node
+        let rooms = self
+            .node
             .rooms(viewer.as_ref())
             .into_iter()
             .map(|RoomView { record, joined }| types::RoomInfo {
@@ -694,7 +715,15 @@ impl Owner {
                 members: record.members.len() as u64,
                 joined,
             })
-            .collect()
+            .collect();
+        fit(
+            rooms,
+            |room| room.joined,
+            |room| {
+                room.description.clear();
+                room.name = truncate_chars(&room.name, MAX_SHORT_CHARS).to_owned();
+            },
+        )
     }
 
     fn room_view(&self, path: &RoomPath, viewer: &DeviceId) -> Option<types::Room> {
@@ -813,6 +842,30 @@ impl Owner {
         };
         Ok(page(all, params.since, limit))
     }
+}
+
+/// As many entries as fit an answer. Peers say what is in them: where they are too many, those
+/// that are not `ours` lose what they could do without, and then the last ones go.
+fn fit<T: serde::Serialize>(
+    mut entries: Vec<T>,
+    ours: impl Fn(&T) -> bool,
+    shorten: impl Fn(&mut T),
+) -> Vec<T> {
+    let size = |entry: &T| serde_json::to_vec(entry).map_or(0, |bytes| bytes.len());
+    if entries.iter().map(size).sum::<usize>() <= super::MAX_ANSWER_BYTES {
+        return entries;
+    }
+    // Ours first, each part in its order.
+    entries.sort_by_key(|entry| !ours(entry));
+    entries.iter_mut().filter(|entry| !ours(entry)).for_each(shorten);
+    let mut bytes = 0;
+    entries
+        .into_iter()
+        .take_while(|entry| {
+            bytes += size(entry);
+            bytes <= super::MAX_ANSWER_BYTES
+        })
+        .collect()
 }
 
 /// The messages after `since`, or the newest; within the limits of an answer.

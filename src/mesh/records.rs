@@ -65,6 +65,10 @@ impl AgentStatus {
     }
 }
 
+/// Bytes of text in one message, in and out: with every byte escaped it still fits a line of the
+/// local API.
+pub const MAX_TEXT_BYTES: usize = 128 * 1024;
+
 const fn version_one() -> u64 {
     1
 }
@@ -177,6 +181,14 @@ impl RoomRecord {
     #[must_use]
     pub fn is_member(&self, agent: &DeviceId) -> bool {
         stamp(&self.member_joins, agent) > stamp(&self.member_leaves, agent)
+    }
+
+    /// Whether the record has no place for one more agent.
+    #[must_use]
+    pub fn is_full(&self, agent: &DeviceId) -> bool {
+        [&self.member_joins, &self.invited_joins].into_iter().any(|stamps| {
+            stamps.len() >= super::replica::MAX_ROOM_STAMPS && !stamps.contains_key(agent)
+        })
     }
 
     /// Whether `agent` has an open invitation by the stamps.

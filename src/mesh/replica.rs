@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::records::{
-    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, RoomMessage, RoomRecord, RoomType,
+    AgentRecord, AgentStatus, DmMessage, MAX_TEXT_BYTES, MAX_VERSION, RoomMessage, RoomRecord,
+    RoomType,
 };
 use super::wire::room_path::RoomPath;
 use crate::identity::device::DeviceId;
@@ -13,6 +14,9 @@ use crate::identity::device::DeviceId;
 pub const MAX_AGENTS: usize = 4096;
 /// Rooms held, for the same reason.
 pub const MAX_ROOMS: usize = 4096;
+/// Rooms of our own agents, and those they join, that find a place beside them: a crowd of others
+/// is no reason to refuse an agent its room.
+pub const MAX_OWN_ROOMS: usize = 4096;
 /// Stamps taken in one room: the largest room we serve.
 pub const MAX_ROOM_STAMPS: usize = 2048;
 /// Bytes of text taken from one agent record (name, cwd, tags, rooms together).
@@ -25,6 +29,8 @@ pub const MAX_HISTORY_MESSAGES: usize = 1000;
 pub const MAX_HISTORY_BYTES: usize = 4 * 1024 * 1024;
 /// Conversations (rooms and DMs) with a history.
 pub const MAX_HISTORIES: usize = 8192;
+/// Bytes of a message beside its text and readers: two ids of at most 128 and a time.
+const MAX_MESSAGE_REST: usize = 512;
 /// Readers noted per message; a room has at most [`MAX_ROOM_STAMPS`] members.
 const MAX_READ_BY: usize = MAX_ROOM_STAMPS;
 
@@ -58,6 +64,11 @@ pub enum Owner {
 /// An owner that takes a room back from its peers goes on this far above their version, so that
 /// no stamp of before the restart, wherever it turns up, is above a later one.
 pub const RESTORED_VERSION_STEP: u64 = 1 << 20;
+
+/// How far above a room's version the stamp of a member's own coming or going may be: what it may
+/// have heard of a restored owner before us. Without a bound one stamp at the top of the range
+/// would leave the owner no version to go on with.
+pub const MAX_STAMP_STEP: u64 = 2 * RESTORED_VERSION_STEP;
 
 /// What a statement did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,6 +118,22 @@ impl HeldRoom {
         merge_stamps(&mut record.invited_leaves, &incoming.invited_leaves);
     }
 
+    /// As [`Self::take`], from the owner: whom it has newly put out is out, whatever stamp that
+    /// agent has given itself here.
+    fn take_from_owner(&mut self, incoming: RoomRecord) {
+        for (agent, leave) in &incoming.member_leaves {
+            let join = incoming.member_joins.get(agent).copied().unwrap_or(0);
+            let known = self.record.member_leaves.get(agent).copied().unwrap_or(0);
+            if *leave > known
+                && *leave >= join
+                && let Some(held) = self.record.member_joins.get_mut(agent)
+            {
+                *held = (*held).min(*leave);
+            }
+        }
+        self.take(incoming);
+    }
+
     /// Its owner, ours, goes on from what others remember of it.
     fn restore(&mut self) {
         self.hearsay = true;
@@ -147,8 +174,18 @@ pub trait Message {
     fn id(&self) -> &str;
     /// Readers.
     fn read_by(&mut self) -> &mut Vec<DeviceId>;
-    /// Bytes it counts for.
+    /// Bytes of its text.
+    fn text(&self) -> usize;
+    /// How many have read it.
+    fn readers(&self) -> usize;
+    /// Bytes it counts for, which never change.
     fn weight(&self) -> usize;
+    /// Whether it is no larger than our own peers let a message be.
+    fn fits(&self) -> bool {
+        self.text() <= MAX_TEXT_BYTES
+            && self.weight() - self.text() <= MAX_MESSAGE_REST
+            && self.readers() <= MAX_READ_BY
+    }
 }
 
 impl Message for RoomMessage {
@@ -158,8 +195,15 @@ impl Message for RoomMessage {
     fn read_by(&mut self) -> &mut Vec<DeviceId> {
         &mut self.read_by
     }
-    fn weight(&self) -> usize {
+    fn text(&self) -> usize {
         self.content.len()
+    }
+    fn readers(&self) -> usize {
+        self.read_by.len()
+    }
+    fn weight(&self) -> usize {
+        let reply_to = self.reply_to.as_ref().map_or(0, String::len);
+        self.text() + self.id.len() + self.timestamp.len() + reply_to
     }
 }
 
@@ -170,8 +214,15 @@ impl Message for DmMessage {
     fn read_by(&mut self) -> &mut Vec<DeviceId> {
         &mut self.read_by
     }
-    fn weight(&self) -> usize {
+    fn text(&self) -> usize {
         self.content.len()
+    }
+    fn readers(&self) -> usize {
+        self.read_by.len()
+    }
+    fn weight(&self) -> usize {
+        let reply_to = self.reply_to.as_ref().map_or(0, String::len);
+        self.text() + self.id.len() + self.timestamp.len() + reply_to
     }
 }
 
@@ -265,7 +316,7 @@ impl Replica {
     }
 
     /// All records.
-    pub fn agents(&self) -> impl Iterator<Item = &AgentRecord> {
+    pub fn agents(&self) -> impl ExactSizeIterator<Item = &AgentRecord> {
         self.agents.values().map(|held| &held.record)
     }
 
@@ -372,7 +423,7 @@ impl Replica {
 
     /// Stores a room of our own, or one whose owner just told us its state.
     pub fn put_room(&mut self, path: RoomPath, record: RoomRecord) -> bool {
-        if !self.rooms.contains_key(&path) && self.rooms.len() >= MAX_ROOMS {
+        if !self.rooms.contains_key(&path) && self.rooms.len() >= MAX_ROOMS + MAX_OWN_ROOMS {
             return false;
         }
         let owner_leaves =
@@ -467,12 +518,6 @@ impl Replica {
             return (Merge::Changed, Some(path));
         };
         if own_word {
-            if incoming.version < held.record.version
-                && !held.hearsay
-                && incoming.created_at == held.record.created_at
-            {
-                return (Merge::Unchanged, Some(path));
-            }
             let before = held.record.clone();
             let was_hearsay = std::mem::replace(&mut held.hearsay, false);
             // Another creation is another room of the same name.
@@ -480,7 +525,7 @@ impl Replica {
                 held.record = incoming;
                 held.owner_leaves.clear();
             } else {
-                held.take(incoming);
+                held.take_from_owner(incoming);
             }
             held.record.recompute_views();
             held.note_leaves();
@@ -525,12 +570,17 @@ impl Replica {
         let leave = incoming.member_leaves.get(&agent).copied().unwrap_or(0);
         let held_join = held.record.member_joins.get(&agent).copied().unwrap_or(0);
         let held_leave = held.record.member_leaves.get(&agent).copied().unwrap_or(0);
+        let bound = held.record.version.saturating_add(MAX_STAMP_STEP);
+        if (join > held_join && join > bound) || (leave > held_leave && leave > bound) {
+            return (Merge::Refused("stamp_too_high"), Some(path));
+        }
         let mut changed = false;
         if ours && speaker.same_user {
             // Somebody has seen more of our room than we have: we go on above that.
             held.record.version = held.record.version.max(incoming.version);
         }
-        if leave > held_leave {
+        // Who has not been in has nothing to leave.
+        if leave > held_leave && held_join > 0 {
             held.record.member_leaves.insert(agent, leave);
             held.record.version = held.record.version.max(leave);
             changed = true;
@@ -542,7 +592,8 @@ impl Replica {
                     || held.record.is_invited(&agent)
                     || held.record.is_member(&agent)
                     || held.hearsay);
-            if !admitted {
+            let full = held_join == 0 && held.record.member_joins.len() >= MAX_ROOM_STAMPS;
+            if !admitted || full {
                 held.record.recompute_views();
                 return (Merge::Refused("not_admitted"), Some(path));
             }

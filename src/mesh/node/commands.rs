@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::super::events::DeliveryState;
+use super::super::records::MAX_TEXT_BYTES;
 use super::super::records::{AgentStatus, Now, RoomType, StreamingBehavior, Visibility};
 use super::super::wire::room_path::RoomPath;
-use super::rooms::{Draft, MAX_TEXT_BYTES};
+use super::rooms::Draft;
 use super::{Decision, Node, OpId, Output};
 use crate::identity::device::DeviceId;
 use crate::identity::names;

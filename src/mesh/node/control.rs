@@ -50,6 +50,7 @@ impl Node {
         }
         let agent = add.agent.map(|spec| {
             let mut agent = self.parked.remove(&id).unwrap_or_else(Agent::new);
+            agent.ephemeral = spec.ephemeral;
             // The slot file is the truth about tokens: a Node bridge may have served the slot.
             agent.tokens = spec.tokens.into_iter().collect();
             agent.grants =
@@ -147,7 +148,7 @@ impl Node {
             agent.outgoing = super::Outgoing::default();
             agent.leaving.clear();
             agent.joining.clear();
-            if self.parked.len() < MAX_PARKED {
+            if !agent.ephemeral && self.parked.len() < MAX_PARKED {
                 self.parked.insert(id, agent);
             }
         }

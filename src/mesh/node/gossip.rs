@@ -251,6 +251,7 @@ impl Node {
     /// Everybody hears from each of our devices.
     pub(super) fn gossip_tick(&mut self, now: Now) {
         self.gossip_at = now.mono + GOSSIP_INTERVAL_MS;
+        self.purge(now);
         let sessions: Vec<SessionId> = self
             .sessions
             .values()

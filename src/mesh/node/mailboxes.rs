@@ -273,7 +273,8 @@ impl Node {
             Outcome::Error { code, .. } if code == "not_connected" || code == "no_route" => {
                 "not_connected"
             }
-            Outcome::Error { code, message } => {
+            refused @ Outcome::Error { .. } => {
+                let (code, message) = super::rooms::refusal(refused);
                 let text = match message {
                     Some(message) => format!("{code}: {message}"),
                     None => code.clone(),

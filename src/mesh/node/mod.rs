@@ -113,6 +113,8 @@ pub struct AgentSpec {
     pub tokens: Vec<(RoomPath, CoseSign1)>,
     /// Token ids it has issued: (room, member) to id.
     pub grants: Vec<(RoomPath, DeviceId, Vec<u8>)>,
+    /// Whether its key ends with its service: nobody comes back for what it leaves.
+    pub ephemeral: bool,
 }
 
 /// A change to an identity file; to be written at once (decision 4).
@@ -420,6 +422,7 @@ struct Consent {
 
 /// The agent behind a hosted device.
 struct Agent {
+    pub ephemeral: bool,
     pub mailbox: Mailbox,
     pub outgoing: Outgoing,
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
@@ -526,6 +529,7 @@ pub struct Node {
     beacon_at: u64,
     upkeep_at: u64,
     probe_at: u64,
+    make_room_at: u64,
     dial_at: Option<u64>,
     last_now: Option<Now>,
     hand_over_until: u64,
@@ -598,6 +602,7 @@ impl Node {
             beacon_at: u64::MAX,
             upkeep_at: now.mono + UPKEEP_INTERVAL_MS,
             probe_at: u64::MAX,
+            make_room_at: 0,
             dial_at: None,
             last_now: None,
             hand_over_until: 0,
@@ -790,6 +795,7 @@ impl Device {
 impl Agent {
     fn new() -> Self {
         Self {
+            ephemeral: false,
             mailbox: Mailbox::default(),
             outgoing: Outgoing::default(),
             tokens: BTreeMap::new(),

@@ -170,9 +170,10 @@ impl Node {
             .filter(|(_, room)| {
                 room.kind != RoomType::Secret || viewer.is_some_and(|viewer| room.is_member(viewer))
             })
-            .map(|(_, room)| RoomView {
+            .map(|(path, room)| RoomView {
                 record: room.clone(),
-                joined: viewer.is_some_and(|viewer| room.is_member(viewer)),
+                joined: viewer
+                    .is_some_and(|viewer| room.is_member(viewer) && self.takes_part(*viewer, path)),
             })
             .collect();
         for (device, entry) in self.directory.iter() {

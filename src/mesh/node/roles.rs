@@ -4,7 +4,7 @@
 use super::super::election::{CLAIM_WAIT_MS, Verdict};
 use super::super::log::LogEvent;
 use super::super::message::{MeshMessage, Patch};
-use super::super::records::{AgentStatus, Now};
+use super::super::records::{AgentRecord, AgentStatus, Now};
 use super::super::session::SessionId;
 use super::super::wire::claim::Claim;
 use super::super::wire::frame::Frame;
@@ -201,7 +201,6 @@ impl Node {
         if !stale.is_empty() {
             self.outputs.push_back(Output::ProbePids(stale));
         }
-        self.purge(now);
     }
 
     /// Whether an agent's process can be on this machine: not when it is known over the network.
@@ -221,16 +220,37 @@ impl Node {
         }
     }
 
-    /// Forgets offline records whose agent started long ago.
-    fn purge(&mut self, now: Now) {
+    /// Makes room in a full table for an agent that is here: records of agents that are not go,
+    /// however young, so that whoever invents agents drives out his own.
+    pub(super) fn make_room(&mut self, now: Now) {
+        if self.make_room_at <= now.mono {
+            self.make_room_at = now.mono + STALE_PROBE_MS;
+            self.forget_agents(|_| true);
+        }
+    }
+
+    /// Forgets offline records whose agent started long ago, and what else is known of devices
+    /// that are gone.
+    pub(super) fn purge(&mut self, now: Now) {
+        self.forget_agents(|agent| {
+            let started = crate::codec::time::UnixMillis::parse_iso(&agent.started_at);
+            agent.status == AgentStatus::Offline
+                && started.is_none_or(|at| at > now.unix || now.unix.since(at) > PURGE_AFTER_MS)
+        });
+        let directory = &self.directory;
+        self.machines.retain(|device, _| directory.get(device).is_some());
+        let devices = &self.devices;
+        self.contradicted.retain(|device, _| devices.contains_key(device));
+    }
+
+    /// Forgets those agents that `choose` picks and nobody here has to do with.
+    fn forget_agents(&mut self, choose: impl Fn(&AgentRecord) -> bool) {
         let old: Vec<DeviceId> = self
             .replica
             .agents()
             .filter(|agent| {
-                agent.status == AgentStatus::Offline
+                choose(agent)
                     && !self.is_reachable(&agent.id)
-                    && crate::codec::time::UnixMillis::parse_iso(&agent.started_at)
-                        .is_none_or(|at| now.unix.since(at) > PURGE_AFTER_MS)
                     // Somebody still has a message for it: its name is wanted in reports.
                     && !self.is_awaited(&agent.id)
             })

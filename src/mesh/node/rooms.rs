@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::super::events::{DeliveryEvent, DeliveryState, MemberInfo};
 use super::super::message::{MeshMessage, Patch};
 use super::super::records::{
-    AgentStatus, DmMessage, Now, RoomMessage, RoomRecord, RoomType, StreamingBehavior, Visibility,
+    AgentStatus, DmMessage, MAX_TEXT_BYTES, Now, RoomMessage, RoomRecord, RoomType,
+    StreamingBehavior, Visibility,
 };
 use super::super::replica::{Owner, Speaker};
 use super::super::session::{APPROVAL_GRACE_MS, APPROVAL_WINDOW_MS, REQUEST_TIMEOUT_MS, SessionId};
@@ -25,14 +26,13 @@ use super::{
     Outcome, Output, Purpose, Saving, Ticket,
 };
 use crate::codec::cbor::{self, Value};
+use crate::codec::text::truncate_chars;
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
+use crate::identity::names;
 
 /// Life of a room token (`rooms.md` 3.1).
 pub const ROOM_TOKEN_LIFE_MS: u64 = 30 * 24 * 3600 * 1000;
-/// Bytes of text in one message, in and out: with every byte escaped it still fits a line of the
-/// local API.
-pub const MAX_TEXT_BYTES: usize = 128 * 1024;
 /// Bytes of a message id; real ones have 16.
 const MAX_MESSAGE_ID_BYTES: usize = 64;
 /// Message ids in one receipt.
@@ -97,8 +97,15 @@ impl Node {
         path: &RoomPath,
         now: Now,
     ) -> Option<(CoseSign1, Option<Ticket>)> {
-        let token_id = self.random::<16>();
+        let fresh = self.random::<16>();
         let device = self.devices.get_mut(&local)?;
+        // One id for all tokens of a bearer: withdrawing it withdraws each of them.
+        let token_id = device
+            .agent
+            .as_ref()
+            .and_then(|agent| agent.grants.get(&(path.clone(), bearer)))
+            .and_then(|known| <[u8; 16]>::try_from(known.as_slice()).ok())
+            .unwrap_or(fresh);
         let expires = now.unix.plus(ROOM_TOKEN_LIFE_MS);
         let scope = Scope::room(path);
         let request = MintRequest::new(token_id, bearer, capability::ROOM_MEMBER, scope, expires)
@@ -228,6 +235,10 @@ impl Node {
                 || room.is_member(&from)
                 || (room.kind == RoomType::Public && !put_out)
         });
+        // Nobody would take the record of a larger room.
+        if self.replica.room(&path).is_some_and(|room| room.is_full(&from)) {
+            return Answer::Now(error("room_full"));
+        }
         if admitted {
             self.admit(local, from, &path, vec![to], None, now);
             return Answer::Later;
@@ -333,7 +344,7 @@ impl Node {
         if !member {
             let agent_name = self.name_of(&from);
             let reason = params.get("reason").and_then(Value::as_text).unwrap_or_default();
-            let reason = crate::codec::text::truncate_chars(reason, MAX_REASON_CHARS).to_owned();
+            let reason = truncate_chars(reason, MAX_REASON_CHARS).to_owned();
             self.show(
                 local,
                 DeliveryEvent::InviteDeclined {
@@ -494,6 +505,10 @@ impl Node {
         new_name: String,
         now: Now,
     ) {
+        if !names::is_clean(&new_name) {
+            return;
+        }
+        let old_name = if names::is_clean(&old_name) { old_name } else { String::new() };
         let mut told: Vec<DeviceId> = Vec::new();
         for (_, room) in self.replica.rooms() {
             if room.is_member(&device) {
@@ -585,7 +600,7 @@ impl Node {
         self.show(agent, event, now);
     }
 
-    /// A name to show for a device: its own word, or nothing.
+    /// A name to show for a device: its own word, or nothing where that breaks the rule for names.
     pub(super) fn name_of(&self, device: &DeviceId) -> String {
         self.record(device)
             .map(|record| record.name.clone())
@@ -593,6 +608,7 @@ impl Node {
                 let agent = self.directory.get(device)?.agent.as_ref()?;
                 Some(agent.name.clone())
             })
+            .filter(|name| names::is_clean(name))
             .unwrap_or_default()
     }
 
@@ -747,7 +763,7 @@ impl Node {
         let text = |map: Option<&Value>, key: &str| {
             let text =
                 map.and_then(|map| map.get(key)).and_then(Value::as_text).unwrap_or_default();
-            crate::codec::text::truncate_chars(text, MAX_REASON_CHARS).to_owned()
+            truncate_chars(text, MAX_REASON_CHARS).to_owned()
         };
         let state = params.get("room-state");
         let inviter = params.get("inviter-agent");
@@ -1116,7 +1132,10 @@ impl Node {
         }
         let state = answer.get("room-state");
         let text = |key: &str| {
-            state.and_then(|state| state.get(key)).and_then(Value::as_text).map(str::to_owned)
+            state
+                .and_then(|state| state.get(key))
+                .and_then(Value::as_text)
+                .map(|text| truncate_chars(text, MAX_REASON_CHARS).to_owned())
         };
         if self.replica.room(path).is_none() {
             let kind = match text("type").as_deref() {
@@ -1261,6 +1280,10 @@ impl Node {
         }
         if self.replica.room(&path).is_some_and(|room| room.is_member(&invitee)) {
             self.fail(op, CommandError::new("already_member", "that agent is in the room already"));
+            return;
+        }
+        if self.replica.room(&path).is_some_and(|room| room.is_full(&invitee)) {
+            self.fail(op, CommandError::new("room_full", "the room can have no more members"));
             return;
         }
         let Some((token, _)) = self.issue_room_token(agent, invitee, &path, now) else {
@@ -1497,6 +1520,8 @@ pub(super) struct Draft {
 pub const MAX_INVITATIONS_OF_OWNER: usize = 32;
 /// See [`MAX_INVITATIONS_OF_OWNER`].
 const MAX_INVITATIONS: usize = 1024;
+/// Characters of a peer's error code; real ones have about 20.
+const MAX_CODE_CHARS: usize = 64;
 /// Characters of a reason or description shown in an event.
 const MAX_REASON_CHARS: usize = 2_000;
 /// Bytes of a room name.
@@ -1579,7 +1604,11 @@ fn room_state(room: &RoomRecord) -> Value {
 /// The code and message of a request that did not succeed.
 pub(super) fn refusal(outcome: &Outcome) -> (String, Option<String>) {
     match outcome {
-        Outcome::Error { code, message } => (code.clone(), message.clone()),
+        // Text of a peer, which ends in an event or an answer that has to fit a line.
+        Outcome::Error { code, message } => (
+            truncate_chars(code, MAX_CODE_CHARS).to_owned(),
+            message.as_deref().map(|text| truncate_chars(text, MAX_REASON_CHARS).to_owned()),
+        ),
         Outcome::Timeout => ("timeout".into(), None),
         Outcome::NotConnected => ("not_connected".into(), None),
         Outcome::ConnectionLost => ("connection_lost".into(), None),

@@ -8,9 +8,10 @@ use super::super::events::DeliveryEvent;
 use super::super::log::LogEvent;
 use super::super::message::{MeshMessage, Patch, Snapshot};
 use super::super::records::{
-    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord, RoomType,
+    AgentRecord, AgentStatus, DmMessage, MAX_TEXT_BYTES, MAX_VERSION, Now, RoomMessage, RoomRecord,
+    RoomType,
 };
-use super::super::replica::{Merge, Owner, Speaker};
+use super::super::replica::{MAX_AGENTS, Merge, Message as _, Owner, Speaker};
 use super::super::session::{Session, SessionId};
 use super::super::wire::room_path::RoomPath;
 use super::mailboxes::NOT_PERMITTED;
@@ -23,6 +24,9 @@ use crate::identity::device::DeviceId;
 pub const MAX_SNAPSHOT_BYTES: usize = 1024 * 1024;
 /// Least time between contradictions about one agent of ours (decision 6).
 const CONTRADICT_EVERY_MS: u64 = 60_000;
+/// Versions that somebody claims of an agent of ours are believed up to here: well above what we
+/// ever gave, and far enough from the top to go on from.
+const MAX_OWN_VERSION: u64 = MAX_VERSION / 2;
 /// How long after it came into service an owner takes its rooms back from what peers remember:
 /// they all connect, and send what they have, well within it.
 const RESTORE_MS: u64 = 600_000;
@@ -230,13 +234,20 @@ impl Node {
     fn agent_stated(&mut self, agent: AgentRecord, speaker: Speaker, now: Now) {
         let id = agent.id;
         if self.is_hosted(&id) {
-            self.own_agent_stated(id, agent.version, agent.status == AgentStatus::Offline, now);
+            if speaker.same_user {
+                self.own_agent_stated(id, agent.version, agent.status == AgentStatus::Offline, now);
+            } else {
+                self.refuse(speaker.device, "agent_upsert", "not_authorised");
+            }
             return;
         }
         if self.parked.contains_key(&id) && speaker.device != id {
             return;
         }
         let before = self.record(&id).map(|record| (record.name.clone(), record.status));
+        if before.is_none() && id == speaker.device && self.replica.agents().len() >= MAX_AGENTS {
+            self.make_room(now);
+        }
         let lives = self.remotes.contains_key(&id);
         match self.replica.merge_agent(agent, speaker, lives) {
             // Real peers put everybody they know into a snapshot: not worth a word.
@@ -262,7 +273,7 @@ impl Node {
     fn own_agent_stated(&mut self, id: DeviceId, version: u64, offline: bool, now: Now) {
         let Some(record) = self.replica.agent_mut(&id) else { return };
         let wrong = offline && record.status != AgentStatus::Offline;
-        if version > MAX_VERSION || (version < record.version && !wrong) {
+        if version > MAX_OWN_VERSION || (version < record.version && !wrong) {
             return;
         }
         if wrong || version > record.version {
@@ -297,7 +308,9 @@ impl Node {
 
     fn offline_stated(&mut self, id: DeviceId, speaker: Speaker, now: Now) {
         if self.is_hosted(&id) {
-            if self.record(&id).is_some_and(|record| record.status != AgentStatus::Offline) {
+            if speaker.same_user
+                && self.record(&id).is_some_and(|record| record.status != AgentStatus::Offline)
+            {
                 self.contradict(id, now);
             }
             return;
@@ -391,7 +404,8 @@ impl Node {
                 .room(&path)
                 .is_some_and(|room| room.members.iter().any(|member| self.is_hosted(member)));
             if wanted && let Some(history) = self.replica.room_history_mut(&path) {
-                for message in messages.into_iter().filter(|message| message.room == id) {
+                let fitting = |message: &RoomMessage| message.room == id && message.fits();
+                for message in messages.into_iter().filter(fitting) {
                     // Who has read a message of ours is for receipts to say.
                     let ours = self.devices.contains_key(&message.from);
                     if !ours || history.find(&message.id).is_none() {
@@ -407,7 +421,7 @@ impl Node {
                 for message in messages {
                     let ours = self.devices.contains_key(&message.from);
                     let fits = RoomPath::dm(message.from, message.to).is_some_and(|dm| dm == path);
-                    if fits && (!ours || history.find(&message.id).is_none()) {
+                    if fits && message.fits() && (!ours || history.find(&message.id).is_none()) {
                         history.add(message);
                     }
                 }
@@ -432,7 +446,7 @@ impl Node {
         }
         let held = self.own_queues.entry(agent).or_default();
         for event in events {
-            if event.is_replayed() && !held.contains(&event) {
+            if event.is_replayed() && fits(&event) && !held.contains(&event) {
                 held.push(event);
             }
         }
@@ -443,7 +457,7 @@ impl Node {
     /// An event that comes back to one of our agents out of a peer's snapshot: shown if it has not
     /// been shown before (decision 1).
     fn replayed(&mut self, agent: DeviceId, event: DeliveryEvent, now: Now) {
-        if !event.is_replayed() || !self.may_receive_from_copy(agent, &event) {
+        if !event.is_replayed() || !fits(&event) || !self.may_receive_from_copy(agent, &event) {
             return;
         }
         let read = match &event {
@@ -470,6 +484,10 @@ impl Node {
         if !speaker.same_user {
             self.refuse(speaker.device, "delivery", "not_authorised");
             return Answer::Now(ok());
+        }
+        if !fits(&event) {
+            self.refuse(speaker.device, "delivery", "too_large");
+            return Answer::Now(error("too_large"));
         }
         if self.is_hosted(&agent) {
             if self.may_receive_from_copy(agent, &event) {
@@ -532,6 +550,16 @@ impl Node {
             }),
             _ => false,
         }
+    }
+}
+
+/// Whether an event that a third party brings is no larger than its author could have made it: it
+/// has to fit a line of the local API.
+fn fits(event: &DeliveryEvent) -> bool {
+    match event {
+        DeliveryEvent::RoomMessage { message } => message.fits(),
+        DeliveryEvent::Dm { message } => message.fits(),
+        other => event_bytes(other).len() <= MAX_TEXT_BYTES,
     }
 }
 

@@ -26,6 +26,10 @@ pub enum RoomPath {
     },
 }
 
+/// Bytes of a room's name in a path. Paths are in every record, token and event of a room, so a
+/// long one would be in the way everywhere; what people type is a few words.
+pub const MAX_NAME_BYTES: usize = 256;
+
 /// Text that is no room path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RoomPathError {
@@ -86,10 +90,10 @@ impl RoomPath {
         }
     }
 
-    /// A named room; `None` when `name` is empty or holds other characters.
+    /// A named room; `None` when `name` is empty, too long or holds other characters.
     #[must_use]
     pub fn named(owner: DeviceId, name: &str) -> Option<Self> {
-        (!name.is_empty() && name.chars().all(is_name_character))
+        ((1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(is_name_character))
             .then(|| Self::Named { owner, name: name.to_owned() })
     }
 

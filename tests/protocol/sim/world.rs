@@ -554,6 +554,7 @@ impl World {
                 .iter()
                 .map(|((path, member), id)| (path.clone(), *member, id.clone()))
                 .collect(),
+            ephemeral: false,
         };
         let add = AddDevice { key: key(slot.key), data_port, agent: Some(spec) };
         self.input(host, Input::AddDevice(Box::new(add)));
