@@ -357,6 +357,10 @@ async fn read_line(reader: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Optio
 }
 
 fn from_value<T: DeserializeOwned>(method: &str, result: Value) -> Result<T, ApiError> {
+    // The place of a fault is only looked for when there is one.
+    if let Ok(result) = T::deserialize(&result) {
+        return Ok(result);
+    }
     serde_path_to_error::deserialize(result).map_err(|error| {
         ApiError::new(
             "unexpected_answer",

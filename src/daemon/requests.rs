@@ -11,7 +11,7 @@ use crate::identity::names;
 use crate::identity::petnames::Petnames;
 use crate::mesh::events::DeliveryState;
 use crate::mesh::node::{
-    AgentView, Command, CommandError, CommandResult, DecisionTarget, Input, OpId, RoomView,
+    Command, CommandError, CommandResult, DecisionTarget, Input, OpId, RoomView,
 };
 use crate::mesh::records::{self, AgentRecord};
 use crate::mesh::wire::room_path::RoomPath;
@@ -503,27 +503,25 @@ impl Owner {
             return Ok(id);
         }
         let now = self.now();
-        let agents = self.node.agents(Some(viewer), now);
         let petnames = self.petnames();
-        let named = |wanted: &dyn Fn(&AgentView) -> bool| -> Vec<DeviceId> {
-            agents.iter().filter(|view| wanted(view)).map(|view| view.record.id).collect()
+        let named = |wanted: &dyn Fn(&DeviceId, &str) -> bool| -> Vec<DeviceId> {
+            let listed = self.node.listed(Some(viewer));
+            listed.filter(|(id, name)| wanted(id, name)).map(|(id, _)| id).collect()
         };
-        let by_petname = named(&|view| {
-            petnames.as_ref().and_then(|names| names.get(&view.record.id)) == Some(text)
-        });
+        let by_petname =
+            named(&|id, _| petnames.as_ref().and_then(|names| names.get(id)) == Some(text));
         let hex = text.len() >= MIN_PREFIX && text.bytes().all(|b| b.is_ascii_hexdigit());
         let prefix = text.to_ascii_lowercase();
         let by_prefix =
-            if hex { named(&|view| view.record.id.hex().starts_with(&prefix)) } else { Vec::new() };
-        let by_name = named(&|view| view.record.name == text);
+            if hex { named(&|id, _| id.hex().starts_with(&prefix)) } else { Vec::new() };
+        let by_name = named(&|_, name| name == text);
         // Who is here goes before who was: a restarted agent with a new id keeps its name.
         let here: Vec<DeviceId> = by_name
             .iter()
             .copied()
             .filter(|id| {
-                agents.iter().any(|view| {
-                    view.record.id == *id && view.record.status != records::AgentStatus::Offline
-                })
+                let view = self.node.agent_by_id(id, now);
+                view.is_some_and(|view| view.record.status != records::AgentStatus::Offline)
             })
             .collect();
         for found in [by_petname, by_prefix, here, by_name] {

@@ -109,27 +109,29 @@ impl Node {
         self.agent_ids()
     }
 
-    /// Agents that `viewer` may see listed (`None`: an operator). Hidden ones are left out, ghosts
-    /// show to themselves alone, and so are names that break the rule.
+    /// Agents that `viewer` may see listed (`None`: an operator), with their own names. Hidden ones
+    /// are left out, ghosts show to themselves alone, and so are names that break the rule.
+    pub fn listed(&self, viewer: Option<&DeviceId>) -> impl Iterator<Item = (DeviceId, &str)> {
+        let held = self.replica.agents().filter(move |record| {
+            Some(&record.id) == viewer
+                || (record.visibility == Visibility::Visible && names::is_clean(&record.name))
+        });
+        let heard = self.directory.iter().filter_map(|(device, entry)| {
+            let name = entry.agent.as_ref()?.name.as_str();
+            let known = self.replica.agent(device).is_some();
+            (!known && names::is_clean(name)).then_some((*device, name))
+        });
+        held.map(|record| (record.id, record.name.as_str())).chain(heard)
+    }
+
+    /// What is known of the agents that are [`Self::listed`].
     #[must_use]
     pub fn agents(&self, viewer: Option<&DeviceId>, now: Now) -> Vec<AgentView> {
         let mut views: Vec<AgentView> = self
-            .replica
-            .agents()
-            .filter(|record| {
-                Some(&record.id) == viewer
-                    || (record.visibility == Visibility::Visible && names::is_clean(&record.name))
-            })
-            .map(|record| self.agent_view(record.clone(), now))
+            .listed(viewer)
+            .filter_map(|(id, _)| self.any_record(&id, now))
+            .map(|record| self.agent_view(record, now))
             .collect();
-        for (device, entry) in self.directory.iter() {
-            if self.replica.agent(device).is_none()
-                && let Some(record) = entry.agent_record(*device, now.unix)
-                && names::is_clean(&record.name)
-            {
-                views.push(self.agent_view(record, now));
-            }
-        }
         views.sort_by(|a, b| {
             (!a.local, &a.record.name, a.record.id).cmp(&(!b.local, &b.record.name, b.record.id))
         });
@@ -139,11 +141,17 @@ impl Node {
     /// Any agent by id, listed or not; ghosts are nobody's business.
     #[must_use]
     pub fn agent_by_id(&self, id: &DeviceId, now: Now) -> Option<AgentView> {
-        let record = self.replica.agent(id).cloned().or_else(|| {
-            self.directory.get(id).and_then(|entry| entry.agent_record(*id, now.unix))
-        })?;
+        let record = self.any_record(id, now)?;
         (record.visibility != Visibility::Ghost || self.is_hosted(id))
             .then(|| self.agent_view(record, now))
+    }
+
+    /// An agent's record, or what its adverts say.
+    fn any_record(&self, id: &DeviceId, now: Now) -> Option<AgentRecord> {
+        self.replica
+            .agent(id)
+            .cloned()
+            .or_else(|| self.directory.get(id).and_then(|entry| entry.agent_record(*id, now.unix)))
     }
 
     fn agent_view(&self, mut record: AgentRecord, now: Now) -> AgentView {
