@@ -2,7 +2,7 @@
 //! absent recipients (`rooms.md` 1.9, 1.10; decisions 1 to 3). Queues and their bounds; sends
 //! nothing itself.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::events::{DeliveryEvent, DeliveryState};
@@ -56,7 +56,7 @@ pub struct Mailbox {
     acknowledged: u64,
     bytes: usize,
     events: VecDeque<Numbered>,
-    seen: BTreeSet<(DeviceId, String)>,
+    seen: HashSet<(DeviceId, String)>,
     seen_order: VecDeque<(DeviceId, String)>,
 }
 
@@ -67,7 +67,7 @@ impl Default for Mailbox {
             acknowledged: 0,
             bytes: 0,
             events: VecDeque::new(),
-            seen: BTreeSet::new(),
+            seen: HashSet::new(),
             seen_order: VecDeque::new(),
         }
     }
