@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 
 /// The user that owns the socket which has `own` here and `other` at its far end. `None`: there is
-/// no such established connection.
+/// no such established connection, or the kernel was built without this.
 ///
 /// # Errors
 /// The system does not take the question.
