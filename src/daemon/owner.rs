@@ -52,6 +52,8 @@ pub(super) struct Client {
 /// A hosted agent.
 pub(super) struct Hosted {
     pub slot: String,
+    /// Directory or name behind the slot: two that differ may have one slot name.
+    pub key: String,
     pub harness: String,
     pub ephemeral: bool,
     pub clients: Vec<ConnId>,
@@ -349,6 +351,7 @@ impl Owner {
             agent,
             Hosted {
                 slot: slot.slot.clone(),
+                key: super::requests::raw_key(&params),
                 harness: params.harness.as_str().to_owned(),
                 ephemeral: slot.ephemeral,
                 clients: Vec::new(),

@@ -30,6 +30,11 @@ pub(super) fn weight(event: &types::Event) -> usize {
     serde_json::to_vec(event).map_or(0, |bytes| bytes.len())
 }
 
+/// What the slot of an attach is for: a directory, or the name of a shell agent.
+pub(super) fn raw_key(params: &AttachParams) -> String {
+    params.key.as_ref().map_or(params.cwd.clone(), |key| key.as_str().to_owned())
+}
+
 /// The slot an attach asks for, as the base of its file name.
 pub(super) fn slot_key(params: &AttachParams) -> String {
     let key = params.key.as_ref().map_or(params.cwd.as_str(), |key| key.as_str());
@@ -410,7 +415,19 @@ impl Owner {
         let ephemeral = params.ephemeral == Some(true);
         let cli = params.harness.as_str() == super::CLI_HARNESS;
         // A shell agent is one agent in however many terminals.
-        let same = self.hosted.iter().find(|(_, hosted)| hosted.slot == base).map(|(id, _)| *id);
+        let same = self.hosted.iter().find(|(_, hosted)| hosted.slot == base);
+        if let (true, false, Some((_, hosted))) = (cli, ephemeral, same)
+            && hosted.key != raw_key(&params)
+        {
+            let error = ApiError::new(
+                "slot_name_taken",
+                format!("{base} is the slot of the agent {:?} already", hosted.key),
+                "choose a name that differs in more than / \\ : * ? \" < > | and _",
+            );
+            self.local.refuse(conn, &id, error);
+            return;
+        }
+        let same = same.map(|(id, _)| *id);
         if let (true, false, Some(agent)) = (cli, ephemeral, same) {
             self.attach(conn, &id, agent, None);
             return;
@@ -424,7 +441,7 @@ impl Owner {
             self.local.refuse(conn, &id, error);
             return;
         }
-        let key = params.key.as_ref().map_or(params.cwd.clone(), |key| key.as_str().to_owned());
+        let key = raw_key(&params);
         let request = super::identities::SlotRequest {
             harness: params.harness.as_str().to_owned(),
             key,

@@ -237,6 +237,26 @@ async fn a_second_client_of_a_directory_gets_a_slot_of_its_own() {
 }
 
 #[tokio::test]
+async fn names_with_one_slot_name_are_not_one_agent() {
+    let one = Daemon::start(Ports::free()).await;
+    let _first = one.agent("a/b").await;
+    let (client, _events) =
+        commsd::api::client::Client::connect(&one.socket(), "test").await.unwrap();
+    let error = client
+        .call(commsd::api::types::AttachParams {
+            harness: "cli".to_owned().try_into().unwrap(),
+            cwd: "/".into(),
+            pid: 1,
+            key: Some("a_b".to_owned().try_into().unwrap()),
+            name: None,
+            ephemeral: None,
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(error.code, "slot_name_taken");
+}
+
+#[tokio::test]
 async fn a_stranger_with_any_certificate_learns_nothing_private() {
     // A daemon of another home is another user as far as files go, but the same uid: what is kept
     // from it is what only members may see.
