@@ -83,7 +83,9 @@ fn verdicts(parsed: &ParsedToken) -> Vec<Result<(), &'static str>> {
 }
 
 fn token_holds(token: &CoseSign1) {
-    assert_eq!(CoseSign1::decode(&token.encode()).as_ref(), Some(token));
+    // By bytes: a header may hold a NaN, which equals nothing.
+    let encoded = token.encode();
+    assert_eq!(CoseSign1::decode(&encoded).unwrap().encode(), encoded);
     // The text has no place for an unprotected header's odd values, but for all that is signed.
     let read_back = CoseSign1::from_text(&token.to_text()).unwrap();
     assert_eq!(read_back.protected, token.protected);
