@@ -114,6 +114,15 @@ impl Mailbox {
         self.events.iter().any(|held| *held.event == *event)
     }
 
+    /// Takes an event back, which the agent has dealt with without acknowledging it.
+    pub fn withdraw(&mut self, event: &DeliveryEvent) {
+        if let Some(index) = self.events.iter().position(|held| *held.event == *event)
+            && let Some(held) = self.events.remove(index)
+        {
+            self.bytes -= held.bytes;
+        }
+    }
+
     /// Whether this message was taken before (decision 1: by ids, never by history).
     #[must_use]
     pub fn has_seen(&self, key: &(DeviceId, String)) -> bool {
@@ -494,6 +503,17 @@ mod tests {
         assert_eq!(mailbox.waiting(&key).map(|held| held.seq), Some(seq));
         mailbox.acknowledge(seq);
         assert!(mailbox.waiting(&key).is_none() && mailbox.has_seen(&key));
+    }
+
+    #[test]
+    fn an_event_taken_back_makes_room() {
+        let mut mailbox = Mailbox::default();
+        mailbox.push(Arc::new(info()), 10, UnixMillis(0)).unwrap();
+        mailbox.push(Arc::new(dm(1)), 20, UnixMillis(0)).unwrap();
+        mailbox.withdraw(&info());
+        assert!(!mailbox.holds(&info()));
+        assert_eq!((mailbox.len(), mailbox.bytes), (1, 20));
+        assert_eq!(mailbox.push(Arc::new(info()), 10, UnixMillis(0)), Ok(3));
     }
 
     #[test]

@@ -189,10 +189,11 @@ impl Node {
         if let Some(held) = session.and_then(|session| self.sessions.get_mut(&session)) {
             held.waiting_for_decision += 1;
         }
+        let event = DeliveryEvent::RoomJoinRequest { room: path.to_string(), requester_id: from };
         let Some(agent) = self.agent_mut(&local) else { return Answer::Now(error("denied")) };
         let decision = agent.decisions.entry(id.clone()).or_insert_with(|| Decision {
             id,
-            event: None,
+            event: Some(event.clone()),
             path: Some(path.clone()),
             requester: from,
             at: now.unix,
@@ -207,7 +208,6 @@ impl Node {
             self.release_waiter(over);
             self.answer(over, too_many(), now);
         }
-        let event = DeliveryEvent::RoomJoinRequest { room: path.to_string(), requester_id: from };
         self.show(local, event, now);
         Answer::Later
     }
@@ -244,7 +244,12 @@ impl Node {
         }
         let decision = self.agent_mut(&agent).and_then(|held| {
             let id = target.agent_id(&held.decisions)?;
-            held.decisions.remove(&id)
+            let decision = held.decisions.remove(&id)?;
+            // Asked again, it is another question, whether or not this one is acknowledged.
+            if let Some(event) = &decision.event {
+                held.mailbox.withdraw(event);
+            }
+            Some(decision)
         });
         let Some((decision, path)) = decision.and_then(|d| d.path.clone().map(|path| (d, path)))
         else {

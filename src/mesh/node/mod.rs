@@ -403,7 +403,7 @@ pub(super) enum Answer {
 /// A decision somebody waits for.
 struct Decision {
     pub id: String,
-    /// What agents that come later are shown.
+    /// What agents are shown of it, those that come later as well.
     pub event: Option<DeliveryEvent>,
     pub path: Option<RoomPath>,
     pub requester: DeviceId,

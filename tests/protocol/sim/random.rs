@@ -491,6 +491,17 @@ fn views(world: &World) -> String {
             );
         }
     }
+    for agent in super::support::in_service(world) {
+        let asked: Vec<_> = world
+            .node_of(&agent)
+            .pending(&agent)
+            .into_iter()
+            .map(|pending| (pending.kind, pending.requester.short(), pending.at))
+            .collect();
+        if !asked.is_empty() {
+            lines += &format!("{} is asked {asked:?}\n", agent.short());
+        }
+    }
     lines
 }
 

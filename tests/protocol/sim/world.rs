@@ -558,18 +558,23 @@ impl World {
         };
         let add = AddDevice { key: key(slot.key), data_port, agent: Some(spec) };
         self.input(host, Input::AddDevice(Box::new(add)));
-        // The client connects: first what it has not had, in order, then what comes.
+        // The client connects: first what it has not acknowledged, in order, then what comes.
         let life = self.hosts[host].life;
         let slot = self.slots.get_mut(&agent).unwrap();
         slot.connected = true;
         if slot.position.0 != life {
             slot.position = (life, 0);
         }
-        let after = slot.position.1;
-        let missed: Vec<(u64, Arc<DeliveryEvent>)> =
-            self.node(host).inbox(&agent, after).map(|e| (e.seq, Arc::clone(&e.event))).collect();
-        for (seq, event) in missed {
-            self.show(host, agent, seq, event);
+        let had = slot.position.1;
+        let waiting: Vec<(u64, Arc<DeliveryEvent>)> =
+            self.node(host).inbox(&agent, 0).map(|e| (e.seq, Arc::clone(&e.event))).collect();
+        for (seq, event) in waiting {
+            if seq > had {
+                self.show(host, agent, seq, event);
+            } else {
+                // It knows by the number that it has had this one.
+                self.react(host, agent, &event);
+            }
         }
     }
 
@@ -1410,7 +1415,7 @@ impl World {
 
     fn show(&mut self, host: usize, agent: DeviceId, seq: u64, event: Arc<DeliveryEvent>) {
         let life = self.hosts[host].life;
-        let (seed, at) = (self.seed, self.now);
+        let seed = self.seed;
         let slot = self.slots.get_mut(&agent).expect("an event for no agent");
         assert_eq!(slot.host, host, "an event at the wrong host");
         if !slot.connected {
@@ -1421,10 +1426,16 @@ impl World {
         if let Some(key) = event.message_key() {
             assert!(slot.known.insert(key.clone()), "seed {seed}: shown twice: {key:?}");
         }
-        slot.shown.push(Shown { seq, event, life });
+        slot.shown.push(Shown { seq, event: Arc::clone(&event), life });
+        self.react(host, agent, &event);
+    }
+
+    /// What an agent's client does about an event.
+    fn react(&mut self, host: usize, agent: DeviceId, event: &DeliveryEvent) {
+        let life = self.hosts[host].life;
+        let at = self.now;
         if self.answers_by_itself
-            && let DeliveryEvent::RoomJoinRequest { room, requester_id } =
-                &*slot.shown[slot.shown.len() - 1].event
+            && let DeliveryEvent::RoomJoinRequest { room, requester_id } = event
         {
             let target = DecisionTarget::Pair(RoomPath::parse(room).unwrap(), *requester_id);
             self.answer_later(agent, target);
