@@ -430,3 +430,20 @@ fn what_waits_too_long_expires_and_too_much_is_dropped() {
     let states = reported(&world, &a, &b);
     assert_eq!(states.iter().filter(|s| **s == DeliveryState::Expired).count(), 100);
 }
+
+#[test]
+fn a_request_after_a_refusal_is_put_again_though_the_first_is_not_acknowledged() {
+    let mut world = World::new(18);
+    let (_, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    world.slots.get_mut(&b).unwrap().ack = Ack::Never;
+    for round in 1..=3 {
+        send(&mut world, a, dm(b, "please"));
+        // Repeated while it waits, the question is the same one.
+        send(&mut world, a, dm(b, "pretty please"));
+        assert_eq!(asked(&world, &b), round);
+        reject(&mut world, b);
+        world.run(100);
+    }
+    assert_eq!(reported(&world, &a, &b).len(), 6);
+}
