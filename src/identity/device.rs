@@ -70,12 +70,16 @@ impl fmt::Debug for DeviceId {
 
 impl Serialize for DeviceId {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(&self.hex())
+        // In text and on the wire hex digits; where only machines read, the bytes.
+        if s.is_human_readable() { s.serialize_str(&self.hex()) } else { self.0.serialize(s) }
     }
 }
 
 impl<'de> Deserialize<'de> for DeviceId {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        if !d.is_human_readable() {
+            return <[u8; 32]>::deserialize(d).map(Self);
+        }
         let text = std::borrow::Cow::<'de, str>::deserialize(d)?;
         Self::parse(&text)
             .ok_or_else(|| serde::de::Error::custom("a device id is 64 lower-case hex digits"))

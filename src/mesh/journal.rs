@@ -1,5 +1,8 @@
 //! The durable changes a node asks its store for. Values only: how they reach a disk is the
 //! store's matter. A batch is all or nothing.
+//!
+//! Stored records begin with the number of their variant: new variants go to the end, and a change
+//! of an old one is another version of the store (`store::disk`).
 
 use serde::{Deserialize, Serialize};
 
@@ -10,18 +13,23 @@ use crate::identity::device::DeviceId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// One change. Events and params are canonical CBOR, as on the wire.
+/// One change. Events, params, messages and mesh records are canonical CBOR, as on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
-    /// An event entered an agent's mailbox.
-    Mailbox {
+    /// An agent of ours as it describes itself, and what its slot is for.
+    Agent {
+        /// Who.
+        agent: DeviceId,
+        /// Directory or name behind its slot.
+        key: String,
+        /// Its record.
+        #[serde(with = "serde_bytes")]
+        record: Vec<u8>,
+    },
+    /// Nothing of an agent is wanted any more.
+    AgentGone {
         /// Whose.
         agent: DeviceId,
-        /// Its number.
-        seq: u64,
-        /// The event.
-        #[serde(with = "serde_bytes")]
-        event: Vec<u8>,
     },
     /// An agent acknowledged everything up to a number.
     Acknowledged {
@@ -30,7 +38,44 @@ pub enum Record {
         /// Up to and including.
         seq: u64,
     },
-    /// A message waits for its recipient.
+    /// A message that an agent has acknowledged: it is not shown again.
+    Seen {
+        /// Whose.
+        agent: DeviceId,
+        /// Number of the event that carried it.
+        seq: u64,
+        /// Author.
+        author: DeviceId,
+        /// Hex message id.
+        message: String,
+    },
+    /// Messages seen so long ago that nobody sends them again.
+    Unseen {
+        /// Whose.
+        agent: DeviceId,
+        /// Up to and including.
+        up_to: u64,
+    },
+    /// An event entered an agent's mailbox.
+    Mailbox {
+        /// Whose.
+        agent: DeviceId,
+        /// Its number.
+        seq: u64,
+        /// When it came.
+        at: UnixMillis,
+        /// The event.
+        #[serde(with = "serde_bytes")]
+        event: Vec<u8>,
+    },
+    /// An event was taken out of a mailbox without having been acknowledged.
+    Withdrawn {
+        /// Whose.
+        agent: DeviceId,
+        /// Its number.
+        seq: u64,
+    },
+    /// A message waits for its recipient, or for the recipient's consent.
     Outgoing {
         /// Sender.
         agent: DeviceId,
@@ -52,6 +97,47 @@ pub enum Record {
         agent: DeviceId,
         /// Order number within the sender.
         number: u64,
+    },
+    /// An agent has begun a conversation, or agreed to one: the other side need not ask.
+    Opened {
+        /// Whose.
+        agent: DeviceId,
+        /// The conversation.
+        path: String,
+    },
+    /// An agent holds the token of a room because it was invited, and has not joined.
+    Invited {
+        /// Whose.
+        agent: DeviceId,
+        /// The room.
+        path: String,
+    },
+    /// It has joined, or the invitation is over.
+    InvitedDone {
+        /// Whose.
+        agent: DeviceId,
+        /// The room.
+        path: String,
+    },
+    /// Somebody waits for an agent's decision.
+    Asked {
+        /// Whose decision.
+        agent: DeviceId,
+        /// Handle.
+        id: String,
+        /// Room or conversation.
+        path: String,
+        /// Who asks.
+        requester: DeviceId,
+        /// Since when.
+        at: UnixMillis,
+    },
+    /// It is decided, or the time is up.
+    AskedDone {
+        /// Whose decision.
+        agent: DeviceId,
+        /// Handle.
+        id: String,
     },
     /// A copy of somebody else's message is held for an absent recipient.
     Copy {
@@ -76,4 +162,74 @@ pub enum Record {
         /// Hex message id.
         message: String,
     },
+    /// A room that an agent of ours owns, is in or is invited to.
+    Room {
+        /// Room path.
+        path: String,
+        /// The record.
+        #[serde(with = "serde_bytes")]
+        record: Vec<u8>,
+        /// Members that its owner has put out.
+        put_out: Vec<DeviceId>,
+    },
+    /// None of ours has to do with it any more.
+    RoomGone {
+        /// Room path.
+        path: String,
+    },
+    /// A message of a room or conversation.
+    Message {
+        /// Room or conversation.
+        path: String,
+        /// Its number in the history.
+        seq: u64,
+        /// When it came.
+        at: UnixMillis,
+        /// The message.
+        #[serde(with = "serde_bytes")]
+        message: Vec<u8>,
+    },
+    /// The older part of a history is given up.
+    MessagesGone {
+        /// Room or conversation.
+        path: String,
+        /// Up to and including.
+        up_to: u64,
+    },
+    /// A token was revoked.
+    Revocation {
+        /// SHA-256 of the token's id.
+        token: [u8; 32],
+        /// Who revokes.
+        issuer: DeviceId,
+        /// From whom we heard it.
+        source: DeviceId,
+        /// The signed entry.
+        #[serde(with = "serde_bytes")]
+        entry: Vec<u8>,
+    },
+    /// There was no more room for a revocation.
+    RevocationGone {
+        /// SHA-256 of the token's id.
+        token: [u8; 32],
+        /// Who revokes.
+        issuer: DeviceId,
+    },
+}
+
+impl Record {
+    /// Bytes it takes while it waits to be written, about.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        /// Ids, numbers and what the value itself takes.
+        const REST: usize = 128;
+        REST + match self {
+            Self::Agent { record, .. } | Self::Room { record, .. } => record.len(),
+            Self::Mailbox { event, .. } | Self::Copy { event, .. } => event.len(),
+            Self::Outgoing { params, .. } => params.len(),
+            Self::Message { message, .. } => message.len(),
+            Self::Revocation { entry, .. } => entry.len(),
+            _ => 0,
+        }
+    }
 }

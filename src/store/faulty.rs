@@ -75,13 +75,13 @@ impl FaultyStore {
     /// [`StoreError`]: a drawn failure, or one of the engine.
     pub fn finish(&mut self, number: u64) -> Result<(), StoreError> {
         let Some(at) = self.under_way.iter().position(|(held, _)| *held == number) else {
-            return Err(StoreError::Unavailable("no such commit".into()));
+            return Err(StoreError::Busy);
         };
         let Some((_, records)) = self.under_way.remove(at) else {
-            return Err(StoreError::Unavailable("no such commit".into()));
+            return Err(StoreError::Busy);
         };
         if self.below(1000) < self.faults.failing_per_mille {
-            return Err(StoreError::Unavailable("drawn by the seed".into()));
+            return Err(StoreError::NoSpace { path: "drawn by the seed".into() });
         }
         self.medium.commit(&records)
     }
@@ -115,10 +115,11 @@ impl Store for FaultyStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::time::UnixMillis;
     use crate::identity::device::DeviceId;
 
     fn mail(seq: u64) -> Record {
-        Record::Mailbox { agent: DeviceId([1; 32]), seq, event: vec![7] }
+        Record::Mailbox { agent: DeviceId([1; 32]), seq, at: UnixMillis(1), event: vec![7] }
     }
 
     #[test]

@@ -2,27 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use super::change::{Change, Reader, changes, encode, only_ends};
 use super::{Store, StoreError};
-use crate::identity::device::DeviceId;
 use crate::mesh::journal::Record;
 
 /// Bytes kept in memory. Sixteen full mailboxes; more means that nobody takes events any more.
 pub const MAX_MEMORY_BYTES: usize = 256 * 1024 * 1024;
 
-/// What a record is found by. The order of the variants is the order of [`Store::live`].
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    Acknowledged(DeviceId),
-    Mailbox(DeviceId, u64),
-    Outgoing(DeviceId, u64),
-    Copy(DeviceId, DeviceId, String),
-}
-
 /// Keeps records in memory: survives nothing.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
-    records: BTreeMap<Key, Vec<u8>>,
-    acknowledged: BTreeMap<DeviceId, u64>,
+    entries: BTreeMap<Vec<u8>, Vec<u8>>,
     bytes: usize,
     limit: usize,
 }
@@ -37,7 +27,7 @@ impl MemoryStore {
     /// An empty store that keeps at most `limit` encoded bytes.
     #[must_use]
     pub fn with_limit(limit: usize) -> Self {
-        Self { records: BTreeMap::new(), acknowledged: BTreeMap::new(), bytes: 0, limit }
+        Self { entries: BTreeMap::new(), bytes: 0, limit }
     }
 
     /// Encoded bytes kept.
@@ -46,94 +36,48 @@ impl MemoryStore {
         self.bytes
     }
 
-    fn put(&mut self, key: Key, encoded: Vec<u8>) {
-        self.bytes += encoded.len();
-        if let Some(old) = self.records.insert(key, encoded) {
+    fn remove(&mut self, key: &[u8]) {
+        if let Some(old) = self.entries.remove(key) {
             self.bytes -= old.len();
-        }
-    }
-
-    fn drop_key(&mut self, key: &Key) {
-        if let Some(old) = self.records.remove(key) {
-            self.bytes -= old.len();
-        }
-    }
-
-    fn apply(&mut self, record: &Record, encoded: Vec<u8>) {
-        match record {
-            Record::Mailbox { agent, seq, .. } => {
-                // Written late: the agent has it already.
-                if self.acknowledged.get(agent).is_none_or(|up_to| seq > up_to) {
-                    self.put(Key::Mailbox(*agent, *seq), encoded);
-                }
-            }
-            Record::Acknowledged { agent, seq } => {
-                let up_to = self.acknowledged.entry(*agent).or_insert(0);
-                if *seq < *up_to {
-                    return;
-                }
-                *up_to = *seq;
-                let done: Vec<Key> = self
-                    .records
-                    .range(Key::Mailbox(*agent, 0)..=Key::Mailbox(*agent, *seq))
-                    .map(|(key, _)| key.clone())
-                    .collect();
-                for key in done {
-                    self.drop_key(&key);
-                }
-                self.put(Key::Acknowledged(*agent), encoded);
-            }
-            Record::Outgoing { agent, number, .. } => {
-                self.put(Key::Outgoing(*agent, *number), encoded);
-            }
-            Record::OutgoingDone { agent, number } => {
-                self.drop_key(&Key::Outgoing(*agent, *number));
-            }
-            Record::Copy { recipient, author, message, .. } => {
-                self.put(Key::Copy(*recipient, *author, message.clone()), encoded);
-            }
-            Record::CopyDone { recipient, author, message } => {
-                self.drop_key(&Key::Copy(*recipient, *author, message.clone()));
-            }
         }
     }
 }
 
 impl Store for MemoryStore {
     fn commit(&mut self, records: &[Record]) -> Result<(), StoreError> {
-        let mut encoded = Vec::with_capacity(records.len());
-        let mut growth = 0;
-        for record in records {
-            let bytes = postcard::to_allocvec(record)
-                .map_err(|error| StoreError::Encoding(error.to_string()))?;
-            if !matches!(record, Record::OutgoingDone { .. } | Record::CopyDone { .. }) {
-                growth += bytes.len();
-            }
-            encoded.push(bytes);
-        }
-        // What ends something is always taken, or a full store would stay full.
-        let ends = records.iter().all(|record| {
-            matches!(
-                record,
-                Record::Acknowledged { .. } | Record::OutgoingDone { .. } | Record::CopyDone { .. }
-            )
-        });
-        if !ends && self.bytes + growth > self.limit {
+        let encoded = records.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+        let growth: usize = encoded.iter().map(Vec::len).sum();
+        if !only_ends(records) && self.bytes + growth > self.limit {
             return Err(StoreError::Full { limit: self.limit });
         }
-        for (record, bytes) in records.iter().zip(encoded) {
-            self.apply(record, bytes);
+        for (record, value) in records.iter().zip(encoded) {
+            for change in changes(record) {
+                match change {
+                    Change::Put(key) => {
+                        self.remove(&key);
+                        self.bytes += value.len();
+                        self.entries.insert(key, value.clone());
+                    }
+                    Change::Remove(key) => self.remove(&key),
+                    Change::RemoveRange(first, last) => {
+                        let done: Vec<Vec<u8>> =
+                            self.entries.range(first..=last).map(|(key, _)| key.clone()).collect();
+                        for key in done {
+                            self.remove(&key);
+                        }
+                    }
+                }
+            }
         }
         Ok(())
     }
 
     fn live(&self) -> Result<Vec<Record>, StoreError> {
-        self.records
-            .values()
-            .map(|bytes| {
-                postcard::from_bytes(bytes).map_err(|error| StoreError::Corrupt(error.to_string()))
-            })
-            .collect()
+        let mut reader = Reader::new();
+        for (key, value) in &self.entries {
+            reader.take(key, value).map_err(StoreError::Corrupt)?;
+        }
+        Ok(reader.records())
     }
 }
 
@@ -141,13 +85,14 @@ impl Store for MemoryStore {
 mod tests {
     use super::*;
     use crate::codec::time::UnixMillis;
+    use crate::identity::device::DeviceId;
 
     fn id(n: u8) -> DeviceId {
         DeviceId([n; 32])
     }
 
     fn mail(seq: u64) -> Record {
-        Record::Mailbox { agent: id(1), seq, event: vec![7; 100] }
+        Record::Mailbox { agent: id(1), seq, at: UnixMillis(1), event: vec![7; 100] }
     }
 
     fn outgoing(number: u64) -> Record {

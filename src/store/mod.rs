@@ -1,13 +1,21 @@
 //! What must outlive a crash: the records that a node asks to keep, behind a small trait. A record
 //! that another one ends is dropped, so that what is kept stays as small as what is still wanted.
 //!
-//! This module holds the trait, the engine that keeps everything in memory (`--ephemeral` and
+//! This module holds the trait, the engine on disk (`disk`) with the thread that commits for
+//! everybody at once (`committer`), the engine that keeps everything in memory (`--ephemeral` and
 //! tests) and, in `faulty`, the twin with which tests make storage slow, failing and forgetful.
-//! Nothing here knows what a record is for.
+//! `change` alone knows what a record is found by; nothing here knows what it is for.
 
+mod change;
+mod committer;
+mod disk;
 mod faulty;
 mod memory;
 
+use std::path::PathBuf;
+
+pub use committer::{Committer, Report};
+pub use disk::{DEFAULT_LIMIT, DiskStore};
 pub use faulty::{Faults, FaultyStore, Submission};
 pub use memory::{MAX_MEMORY_BYTES, MemoryStore};
 
@@ -19,8 +27,14 @@ pub trait Store {
     /// the engine promises durability at all).
     ///
     /// # Errors
-    /// [`StoreError`]; then nothing of the batch is kept.
+    /// [`StoreError`]; then the batch is not promised. (After a failure of the medium it may turn
+    /// out to have been kept all the same: batches can be repeated.)
     fn commit(&mut self, records: &[Record]) -> Result<(), StoreError>;
+
+    /// Keeps several batches with as few syncs as the engine can, each of them all or nothing.
+    fn commit_all(&mut self, batches: &[&[Record]]) -> Vec<Result<(), StoreError>> {
+        batches.iter().map(|batch| self.commit(batch)).collect()
+    }
 
     /// Every record that is still wanted, in an order in which a node can take them back: what an
     /// agent has acknowledged comes before its remaining events, and those by their numbers.
@@ -34,22 +48,67 @@ pub trait Store {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The bound on what is kept has been reached.
-    #[error("the store is full ({limit} bytes); let agents take their events, or raise the limit")]
+    #[error("the store is full ({limit} bytes)")]
     Full {
         /// Bytes.
         limit: usize,
+    },
+    /// The disk has no more room.
+    #[error("no space is left on the disk of {path}", path = path.display())]
+    NoSpace {
+        /// The store.
+        path: PathBuf,
     },
     /// A record could not be encoded.
     #[error("a record could not be encoded for the store: {0}")]
     Encoding(String),
     /// What was stored cannot be read back.
-    #[error(
-        "a stored record cannot be read: {0}; the store was written by another version or is damaged"
-    )]
+    #[error("the store cannot be read: {0}")]
     Corrupt(String),
+    /// The store has lost what it had reported as kept.
+    #[error(
+        "the store {path} has gone back to an earlier state: it holds {found} commits, and {reported} \
+         were reported as kept",
+        path = path.display()
+    )]
+    RolledBack {
+        /// The store.
+        path: PathBuf,
+        /// Commits in it.
+        found: u64,
+        /// Commits that were reported.
+        reported: u64,
+    },
+    /// A newer commsd has written it.
+    #[error(
+        "the store {path} has format {found}, and this commsd knows formats up to {known}",
+        path = path.display()
+    )]
+    Newer {
+        /// The store.
+        path: PathBuf,
+        /// Its format.
+        found: u64,
+        /// Ours.
+        known: u64,
+    },
+    /// Another process has it open.
+    #[error("the store {path} is in use by another process", path = path.display())]
+    Locked {
+        /// The store.
+        path: PathBuf,
+    },
     /// The medium refused.
-    #[error("the store could not write: {0}; check the disk")]
-    Unavailable(String),
+    #[error("the store {path} cannot be used: {reason}", path = path.display())]
+    Unavailable {
+        /// The store.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// More waits to be written than may.
+    #[error("too much waits for the disk")]
+    Busy,
 }
 
 impl StoreError {
@@ -58,9 +117,38 @@ impl StoreError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Full { .. } => "store_full",
+            Self::NoSpace { .. } => "store_no_space",
             Self::Encoding(_) => "store_encoding",
             Self::Corrupt(_) => "store_corrupt",
-            Self::Unavailable(_) => "store_unavailable",
+            Self::RolledBack { .. } => "store_rolled_back",
+            Self::Newer { .. } => "store_newer",
+            Self::Locked { .. } => "store_locked",
+            Self::Unavailable { .. } => "store_unavailable",
+            Self::Busy => "store_busy",
+        }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn todo(&self) -> &'static str {
+        match self {
+            Self::Full { .. } => "let agents take their events, or raise store-mb",
+            Self::NoSpace { .. } => "free space; what could not be written is tried again",
+            Self::Encoding(_) => "report it with the text above",
+            Self::Corrupt(_) => {
+                "nothing was changed: put back a copy, or move the store away to begin with an \
+                 empty one (agents keep their keys and the tokens of their rooms)"
+            }
+            Self::RolledBack { .. } => {
+                "put back the newest copy; to go on with what is there, remove the file store.mark \
+                 beside it: events since then may be lost or shown again"
+            }
+            Self::Newer { .. } => "run the newer commsd, or move the store away to begin anew",
+            Self::Locked { .. } => {
+                "end the other daemon, or give this one a --home (or a state directory) of its own"
+            }
+            Self::Unavailable { .. } => "check the disk and the permissions of the directory",
+            Self::Busy => "wait; if it stays so, the disk is too slow or does not answer",
         }
     }
 }

@@ -63,7 +63,7 @@ impl Node {
             });
         }
         self.outputs.push_back(Output::AgentEvent { agent, seq, event });
-        let record = Record::Mailbox { agent, seq, event: bytes };
+        let record = Record::Mailbox { agent, seq, at: now.unix, event: bytes };
         let answers = answer.into_iter().collect();
         self.commit(vec![record], Some(Stored { agent, seq, answers }));
         Ok(seq)
@@ -79,7 +79,7 @@ impl Node {
         let Some(held) = self.agent_mut(&agent) else { return Answer::Now(error("timeout")) };
         // What the agent has taken needs no store.
         let Some(waiting) = held.mailbox.waiting(key) else { return Answer::Now(ok()) };
-        let (seq, event) = (waiting.seq, Arc::clone(&waiting.event));
+        let (seq, at, event) = (waiting.seq, waiting.at, Arc::clone(&waiting.event));
         let unstored = held.unstored.remove(&seq);
         if let Some(stored) = self.stored.values_mut().find(|s| s.agent == agent && s.seq == seq) {
             if stored.answers.len() >= MAX_REPEATS {
@@ -91,7 +91,7 @@ impl Node {
         if !unstored {
             return Answer::Now(ok());
         }
-        let record = Record::Mailbox { agent, seq, event: event_bytes(&event) };
+        let record = Record::Mailbox { agent, seq, at, event: event_bytes(&event) };
         self.commit(vec![record], Some(Stored { agent, seq, answers: vec![to] }));
         Answer::Later
     }
