@@ -892,6 +892,8 @@ words! {
 
     /// What became of a message for one recipient.
     DeliveryStatus {
+        /// Taken, and its way to this recipient has not ended yet; the outcome comes as an event.
+        Accepted = "accepted",
         /// The recipient's side has it.
         Delivered = "delivered",
         /// The recipient's client consumed it.
@@ -1266,6 +1268,12 @@ results! {
         /// The recipient's code when it refused.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         code: Option<String>,
+        /// Messages that wait for this recipient, this one among them, where it has to wait.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        waiting: Option<u64>,
+        /// Age of the oldest of them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        oldest_ms: Option<u64>,
     }
 
     /// `pending.list`.
@@ -1466,6 +1474,8 @@ mod tests {
                 status: DeliveryStatus::AwaitingConsent,
                 reason: None,
                 code: None,
+                waiting: None,
+                oldest_ms: None,
             }],
         };
         assert_eq!(

@@ -10,13 +10,27 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
+use crate::mesh::replica::HistoryLimits;
+
 /// The well-known TCP port of the mesh.
 const DEFAULT_PORT: u16 = 19876;
 /// The UDP port of first contact.
 const DEFAULT_FIRST_CONTACT_PORT: u16 = 19877;
 /// What is logged when nothing is said.
 const DEFAULT_LOG_FILTER: &str = "info";
-/// Longest configuration file: there are ten keys; anything larger is another file.
+/// What is kept of histories, and of everything, when nothing is said. Histories are in memory.
+const DEFAULT_HISTORY_MESSAGES: u32 = 1000;
+const DEFAULT_HISTORY_MB: u32 = 4;
+const DEFAULT_HISTORY_DAYS: u32 = 30;
+const DEFAULT_STORE_MB: u32 = 1024;
+/// The most that may be said: a hundred thousand messages a room and 64 MiB of texts are more than
+/// anybody reads back, ten years and a tebibyte more than anybody means.
+const MAX_HISTORY_MESSAGES: u32 = 100_000;
+const MAX_HISTORY_MB: u32 = 64;
+const MAX_HISTORY_DAYS: u32 = 3660;
+const MAX_STORE_MB: u32 = 1024 * 1024;
+const MEBIBYTE: usize = 1024 * 1024;
+/// Longest configuration file: there are few keys; anything larger is another file.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
 /// The configuration cannot be used. `commsd` then exits with 64, before anything is bound.
@@ -172,6 +186,14 @@ pub struct Config {
     pub listen: Option<ListenAddr>,
     /// No durable state but keys.
     pub ephemeral: bool,
+    /// Messages kept of one room or conversation.
+    pub history_messages: u32,
+    /// Mebibytes of texts kept of one room or conversation.
+    pub history_mb: u32,
+    /// Days that a message is kept.
+    pub history_days: u32,
+    /// Mebibytes that the store may hold.
+    pub store_mb: u32,
     /// How events are written.
     pub log: LogFormat,
     /// Which events are written, in the syntax of `tracing_subscriber`'s `EnvFilter`.
@@ -312,6 +334,10 @@ struct FileKeys {
     first_contact: Option<bool>,
     listen: Option<ListenAddr>,
     ephemeral: Option<bool>,
+    history_messages: Option<u32>,
+    history_mb: Option<u32>,
+    history_days: Option<u32>,
+    store_mb: Option<u32>,
     log: Option<LogFormat>,
     log_filter: Option<String>,
 }
@@ -405,6 +431,10 @@ impl Config {
                 && !flags.no_broadcast,
             listen: flags.listen.or(environment.listen).or(keys.listen),
             ephemeral: keys.ephemeral.unwrap_or(false) || environment.ephemeral || flags.ephemeral,
+            history_messages: keys.history_messages.unwrap_or(DEFAULT_HISTORY_MESSAGES),
+            history_mb: keys.history_mb.unwrap_or(DEFAULT_HISTORY_MB),
+            history_days: keys.history_days.unwrap_or(DEFAULT_HISTORY_DAYS),
+            store_mb: keys.store_mb.unwrap_or(DEFAULT_STORE_MB),
             log: flags.log.or(environment.log).or(keys.log).unwrap_or(log_default),
             log_filter: flags
                 .log_filter
@@ -423,9 +453,42 @@ impl Config {
                 return Err(value_error(name, "0 is not a port that others could find"));
             }
         }
+        for (name, value, most) in [
+            ("history-messages", self.history_messages, MAX_HISTORY_MESSAGES),
+            ("history-mb", self.history_mb, MAX_HISTORY_MB),
+            ("history-days", self.history_days, MAX_HISTORY_DAYS),
+            ("store-mb", self.store_mb, MAX_STORE_MB),
+        ] {
+            if value == 0 || value > most {
+                return Err(value_error(name, format!("{value} is not between 1 and {most}")));
+            }
+        }
         EnvFilter::try_new(&self.log_filter)
             .map_err(|error| value_error("log-filter", error.to_string()))?;
         Ok(())
+    }
+
+    /// Where the store is.
+    #[must_use]
+    pub fn store_dir(&self) -> PathBuf {
+        self.state_dir.join("store")
+    }
+
+    /// Bytes that the store may hold.
+    #[must_use]
+    pub const fn store_bytes(&self) -> usize {
+        self.store_mb as usize * MEBIBYTE
+    }
+
+    /// What is kept of histories.
+    #[must_use]
+    pub fn history(&self) -> HistoryLimits {
+        HistoryLimits {
+            messages: self.history_messages as usize,
+            bytes: self.history_mb as usize * MEBIBYTE,
+            age_ms: u64::from(self.history_days) * 24 * 3600 * 1000,
+            ..HistoryLimits::default()
+        }
     }
 
     /// What would be used: one setting a line, or one JSON object.
@@ -455,6 +518,10 @@ impl Config {
             ("broadcast", on(self.broadcast).into()),
             ("listen", self.listen.map_or_else(|| "none".into(), String::from)),
             ("ephemeral", on(self.ephemeral).into()),
+            ("history messages", self.history_messages.to_string()),
+            ("history MiB", self.history_mb.to_string()),
+            ("history days", self.history_days.to_string()),
+            ("store MiB", self.store_mb.to_string()),
             ("log", log.into()),
             ("log filter", self.log_filter.clone()),
         ];
@@ -535,6 +602,10 @@ mod tests {
             broadcast: true,
             listen: None,
             ephemeral: false,
+            history_messages: 1000,
+            history_mb: 4,
+            history_days: 30,
+            store_mb: 1024,
             log: LogFormat::Json,
             log_filter: "info".into(),
         };
@@ -622,6 +693,7 @@ mod tests {
             ("listen = \"everywhere\"\n", 1, "listen", "not an address"),
             ("log = \"xml\"\n", 1, "log", "unknown variant `xml`"),
             ("port = 1\nport = 2\n", 2, "port", "duplicate key"),
+            ("history-days = -1\n", 1, "history-days", "-1"),
         ] {
             let (_dir, places) = with_file(text);
             let error =

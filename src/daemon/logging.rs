@@ -78,6 +78,24 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
         &["agent", "code", "reason"],
         "a token or grant could not be stored in the identity file",
     ),
+    (
+        "store_unwritable",
+        Level::Error,
+        &["code", "reason"],
+        "the store takes nothing; senders keep messages, other changes are written again",
+    ),
+    (
+        "slot_restored",
+        Level::Info,
+        &["slot", "agent"],
+        "an agent of the shell that something waited for came back into service",
+    ),
+    (
+        "slot_not_restored",
+        Level::Warn,
+        &["slot", "reason"],
+        "such an agent could not come back; it does when it is attached",
+    ),
     ("health_raised", Level::Warn, &["code"], "a health condition began"),
     ("health_cleared", Level::Info, &["code"], "a health condition ended"),
     (

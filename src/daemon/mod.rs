@@ -4,6 +4,7 @@
 pub mod config;
 mod health;
 mod identities;
+mod keeping;
 pub mod logging;
 mod owner;
 mod requests;
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use self::config::Config;
 use self::health::{Health, condition};
 use self::identities::{Identities, SlotRequest};
+use self::keeping::Keeper;
 use self::logging::{emit, event};
 use self::owner::{Owner, Sources};
 use crate::api::types::{ApiError, PROGRAM_VERSION, Severity};
@@ -31,7 +33,7 @@ use crate::runtime::clock::{Clock, unix_now};
 use crate::runtime::hub::{Hub, HubOptions, TransportLimits};
 use crate::runtime::local_socket::{self, Claim, Holder, SocketLimits};
 use crate::runtime::sys;
-use crate::store::MemoryStore;
+use crate::store::StoreError;
 
 /// Harness of agents that shells and scripts use with `--as`.
 pub(crate) const CLI_HARNESS: &str = "cli";
@@ -65,6 +67,9 @@ pub enum StartError {
     /// The daemon's own identity.
     #[error("the daemon's own identity cannot be opened: {0}")]
     Identity(String),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// A listener.
     #[error(transparent)]
     Listener(#[from] crate::runtime::hub::AddDeviceError),
@@ -90,6 +95,7 @@ impl StartError {
             Self::Files(error) => error.code(),
             Self::Issuer(error) => error.code(),
             Self::Identity(_) => "daemon_identity",
+            Self::Store(error) => error.code(),
             Self::Listener(error) => error.code(),
             Self::Entropy(error) => error.code(),
             Self::Io { .. } => "start_io",
@@ -104,6 +110,9 @@ impl StartError {
             Self::Files(_) | Self::Issuer(_) | Self::Identity(_) => {
                 "mend the file or directory that is named, or choose another with --agent-comms-dir"
                     .into()
+            }
+            Self::Store(error) => {
+                format!("{}; or start with --ephemeral, which leaves it alone", error.todo())
             }
             Self::Entropy(_) => "check the system's random source".into(),
             Self::Listener(_) => "free the address or choose another with --listen".into(),
@@ -213,8 +222,19 @@ pub async fn serve(
             .with("pid", std::process::id())
             .with("socket", config.socket.display())
             .with("port", config.port)
-            .with("state", "memory"),
+            .with(
+                "state",
+                match config.ephemeral {
+                    true => "memory".into(),
+                    false => config.store_dir().display().to_string(),
+                },
+            ),
     );
+    // Before anything that others would notice.
+    let opening = config.clone();
+    let (store, stored, records) = tokio::task::spawn_blocking(move || Keeper::open(&opening))
+        .await
+        .map_err(|ended| StartError::Io { what: "open the store", source: ended.into() })??;
     let mut health = Health::default();
     let descriptors = match sys::raise_descriptor_limit() {
         Ok(limit) => limit.soft,
@@ -268,7 +288,7 @@ pub async fn serve(
         network_port = Some(bound.port());
         emit(&event("listening").with("what", "network").with("address", bound));
     }
-    let node = Node::new(
+    let mut node = Node::new(
         NodeConfig {
             port: config.port,
             first_contact: config.first_contact,
@@ -284,6 +304,11 @@ pub async fn serve(
         Box::new(entropy),
         clock.now(),
     );
+    node.limit_histories(config.history());
+    if let Some(records) = records {
+        node.recover(records, clock.now())
+            .map_err(|error| StoreError::Corrupt(error.to_string()))?;
+    }
     let listener = claim.bind()?;
     let (local_inputs, local) = mpsc::channel(LOCAL_QUEUE);
     let socket_stop = CancellationToken::new();
@@ -311,7 +336,8 @@ pub async fn serve(
         config: Arc::clone(&config),
         node,
         hub,
-        store: Box::new(MemoryStore::default()),
+        store,
+        store_error: None,
         identities,
         base,
         local: server.handle.clone(),
@@ -338,7 +364,7 @@ pub async fn serve(
     emit(&event("ready").with("device", device));
     notify(&[sd_notify::NotifyState::Ready]);
     started(&config);
-    let owner = owner.run(Sources { mesh, local, opened, saved, stop }).await;
+    let owner = owner.run(Sources { mesh, local, opened, saved, stored, stop }).await;
     notify(&[sd_notify::NotifyState::Stopping]);
     emit(&event("stopping").with("reason", "asked"));
     socket_stop.cancel();

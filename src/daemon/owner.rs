@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::config::Config;
 use super::health::Health;
 use super::identities::{Identities, OpenError, OpenSlot};
+use super::keeping::Keeper;
 use super::logging::{self, Ring, emit, event};
 use crate::api::types::{self, ApiError, RequestId, notification};
 use crate::identity::device::DeviceId;
@@ -28,7 +29,7 @@ use crate::runtime::hub::{AddDeviceError, Hub};
 use crate::runtime::link::Inputs;
 use crate::runtime::listener::BindError;
 use crate::runtime::local_socket::{CloseReason, ConnId, LocalHandle, LocalInput};
-use crate::store::Store;
+use crate::store::{Report, StoreError};
 
 /// Inputs handled before the outputs are looked at again: bounds how long a flood on one side
 /// keeps the others waiting.
@@ -71,8 +72,8 @@ pub(super) enum Reply {
     Room,
     /// The room as it was before.
     RoomWas(Box<types::Room>),
-    /// What became of a message.
-    Send,
+    /// What became of a message, and how a recipient without an outcome yet is called.
+    Send(types::DeliveryStatus),
     /// A decision on this request.
     Answered(Box<types::PendingRequest>, bool),
     /// The agent's own record.
@@ -83,9 +84,11 @@ pub(super) enum Reply {
 
 /// An attach whose slot is being opened.
 pub(super) struct Opening {
-    pub conn: ConnId,
-    pub id: RequestId,
+    /// Who asked; nobody where the daemon itself brings an agent back.
+    pub client: Option<(ConnId, RequestId)>,
     pub params: types::AttachParams,
+    /// The agent that is brought back.
+    pub expected: Option<DeviceId>,
     pub result: Result<OpenSlot, OpenError>,
 }
 
@@ -93,7 +96,9 @@ pub(super) struct Owner {
     pub(super) config: Arc<Config>,
     pub(super) node: Node,
     pub(super) hub: Hub,
-    pub(super) store: Box<dyn Store + Send>,
+    pub(super) store: Keeper,
+    /// What is wrong with the store.
+    pub(super) store_error: Option<StoreError>,
     pub(super) identities: Identities,
     pub(super) base: BaseDir,
     pub(super) local: LocalHandle,
@@ -129,6 +134,7 @@ pub(super) struct Sources {
     pub local: mpsc::Receiver<LocalInput>,
     pub opened: mpsc::Receiver<Opening>,
     pub saved: mpsc::Receiver<Ticket>,
+    pub stored: mpsc::Receiver<Vec<Report>>,
     pub stop: CancellationToken,
 }
 
@@ -138,6 +144,7 @@ impl Owner {
         let mut drain_until: Option<u64> = None;
         let mut watchdog = super::watchdog();
         let mut look_at_health = tokio::time::interval(HEALTH_EVERY);
+        self.restore_slots();
         loop {
             let now = self.clock.now();
             if self.shutdown_ready || drain_until.is_some_and(|until| until <= now.mono) {
@@ -168,6 +175,7 @@ impl Owner {
                     }
                 }
                 Some(opening) = sources.opened.recv() => self.opened(opening),
+                Some(reports) = sources.stored.recv() => self.stored(reports),
                 Some(ticket) = sources.saved.recv() => {
                     self.inputs.push_back(Input::IdentitySaved(ticket));
                 }
@@ -212,13 +220,7 @@ impl Owner {
 
     fn carry_out(&mut self, output: Output) {
         match output {
-            Output::Commit { ticket, records } => {
-                let done = match self.store.commit(&records) {
-                    Ok(()) => Input::Committed(ticket),
-                    Err(_) => Input::CommitFailed(ticket),
-                };
-                self.inputs.push_back(done);
-            }
+            Output::Commit { ticket, records } => self.commit(ticket, records),
             Output::SaveIdentity { ticket, device, change } => {
                 if !self.identities.save(ticket, device, change) {
                     self.inputs.push_back(Input::IdentitySaved(ticket));
@@ -320,17 +322,29 @@ impl Owner {
     }
 
     fn serve_slot(&mut self, opening: Opening) {
-        let Opening { conn, id, params, result } = opening;
+        if opening.client.is_none() && !self.may_restore(&opening) {
+            return;
+        }
+        let Opening { client, params, result, .. } = opening;
+        let refuse = |local: &LocalHandle, error: ApiError| match &client {
+            Some((conn, id)) => local.refuse(*conn, id, error),
+            None => emit(
+                &event("slot_not_restored")
+                    .with("slot", super::requests::slot_key(&params))
+                    .with("reason", &error.message),
+            ),
+        };
         let slot = match result {
             Ok(slot) => slot,
             Err(error) => {
                 let error = ApiError::new(error.code, error.message, "see `commsd doctor`");
-                self.local.refuse(conn, &id, error);
+                refuse(&self.local, error);
                 return;
             }
         };
         let agent = slot.key.id();
-        if !self.clients.contains_key(&conn) && slot.ephemeral {
+        let here = client.as_ref().is_some_and(|(conn, _)| self.clients.contains_key(conn));
+        if !here && slot.ephemeral {
             return;
         }
         let data_port = match self.hub.add_device(&slot.key, &slot.certificate) {
@@ -342,7 +356,7 @@ impl Owner {
                     format!("no data listener for the agent: {error}"),
                     "detach other agents or raise the descriptor limit (ulimit -n)",
                 );
-                self.local.refuse(conn, &id, error);
+                refuse(&self.local, error);
                 return;
             }
         };
@@ -364,13 +378,16 @@ impl Owner {
                 name,
                 harness: params.harness.as_str().to_owned(),
                 cwd: params.cwd.clone(),
+                key: super::requests::raw_key(&params),
                 tokens: slot.tokens,
                 grants: slot.grants,
                 ephemeral: slot.ephemeral,
             }),
         })));
         self.turn();
-        self.attach(conn, &id, agent, slot.reason);
+        if let Some((conn, id)) = client {
+            self.attach(conn, &id, agent, slot.reason);
+        }
     }
 
     /// Makes a connection a client of an agent in service and answers its attach.
@@ -522,6 +539,7 @@ impl Owner {
     /// Everything that has to end in order.
     pub(super) async fn finish(mut self, uptime_ms: u64) {
         self.hub.shutdown(CLOSE_WITHIN).await;
+        self.store.finish().await;
         for (agent, hosted) in std::mem::take(&mut self.hosted) {
             if !hosted.ephemeral {
                 // The thread releases what is left when it ends.

@@ -1,6 +1,7 @@
 //! Requests of local clients: names become ids, requests become node commands or views, and
 //! views become the API's values. The sender of everything is the connection's agent.
 
+use super::identities::{OpenError, OpenSlot};
 use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
 use crate::api::types::{
     self, ApiError, AttachParams, PendingRef, Request, RequestId, Time, WaitSecs,
@@ -11,12 +12,13 @@ use crate::identity::names;
 use crate::identity::petnames::Petnames;
 use crate::mesh::events::DeliveryState;
 use crate::mesh::node::{
-    Command, CommandError, CommandResult, DecisionTarget, Input, OpId, RoomView,
+    Command, CommandError, CommandResult, DecisionTarget, Delivery, Input, OpId, RoomView,
 };
 use crate::mesh::records::{self, AgentRecord};
 use crate::mesh::wire::room_path::RoomPath;
 use crate::runtime::local_socket::ConnId;
 use crate::runtime::sys;
+use tokio::sync::oneshot;
 
 /// Hex digits that name an agent at least (decision: `interface.md`).
 const MIN_PREFIX: usize = 8;
@@ -101,6 +103,9 @@ fn todo(code: &str) -> Option<&'static str> {
         "not_pending" => "`commsd pending` lists what waits",
         "too_large" => "write it to a file and send the path",
         "invalid_name" | "invalid_tags" => "choose another name",
+        "store_failed" => {
+            "free space or mend the disk (`commsd status`); it need not be asked for again"
+        }
         "timeout" | "leave_failed" => "try again later",
         "invite_failed" => "the agent may join by name all the same; tell it another way",
         _ => return None,
@@ -251,7 +256,7 @@ impl Owner {
                     reply_to: p.reply_to,
                     behavior: behavior(p.timing),
                 },
-                Reply::Send,
+                Reply::Send(types::DeliveryStatus::Accepted),
             ),
             Request::Dm(p) => (
                 Command::Dm {
@@ -261,7 +266,7 @@ impl Owner {
                     behavior: behavior(p.timing),
                     wait_ms: wait_ms(p.wait),
                 },
-                Reply::Send,
+                Reply::Send(types::DeliveryStatus::AwaitingConsent),
             ),
             Request::Pending(_) => {
                 let requests = self.pending(&agent);
@@ -365,10 +370,10 @@ impl Owner {
                 self.answer(conn, &id, Ok(types::Room { status, ..room }));
             }
             (Reply::RoomWas(room), _) => self.answer(conn, &id, Ok(*room)),
-            (Reply::Send, CommandResult::Sent { message_id, deliveries }) => {
+            (Reply::Send(undecided), CommandResult::Sent { message_id, deliveries }) => {
                 let deliveries = deliveries
                     .into_iter()
-                    .map(|delivery| api_delivery(delivery.agent, delivery.state))
+                    .map(|delivery| self.api_delivery(&agent, delivery, undecided))
                     .collect();
                 self.answer(conn, &id, Ok(types::SendResult { message_id, deliveries }));
             }
@@ -383,7 +388,7 @@ impl Owner {
                 let (_, seq) = self.node.mailbox_position(&agent).unwrap_or_default();
                 self.answer(conn, &id, Ok(types::Acked { seq }));
             }
-            (Reply::Room | Reply::Send, _) => {
+            (Reply::Room | Reply::Send(_), _) => {
                 self.local.refuse(conn, &id, ApiError::plain("internal", "no such result"));
             }
         }
@@ -452,22 +457,33 @@ impl Owner {
             self.opening_slots.push(base);
         }
         let opened = self.identities.open(request);
+        self.open_later(opened, Some((conn, id)), params, None);
+    }
+
+    /// Goes on with a slot once it is open.
+    pub(super) fn open_later(
+        &self,
+        opened: oneshot::Receiver<Result<OpenSlot, OpenError>>,
+        client: Option<(ConnId, RequestId)>,
+        params: AttachParams,
+        expected: Option<DeviceId>,
+    ) {
         let opening = self.opening.clone();
         tokio::spawn(async move {
             let result = opened.await.unwrap_or_else(|_| {
-                Err(super::identities::OpenError {
+                Err(OpenError {
                     code: "identities_busy",
                     message: "the daemon is going down".into(),
                 })
             });
             // The owner may have ended; then nobody waits for the slot.
-            let _ = opening.send(Opening { conn, id, params, result }).await;
+            let _ = opening.send(Opening { client, params, expected, result }).await;
         });
     }
 
     /// Why another agent would not fit, if it would not: it needs a listener, its files for a
     /// moment, and up to three sessions with each peer (decision 24).
-    fn no_descriptors(&self) -> Option<ApiError> {
+    pub(super) fn no_descriptors(&self) -> Option<ApiError> {
         /// Listener, identity files and what the process needs besides.
         const OWN: u64 = 8;
         const SESSIONS_PER_PEER: u64 = 3;
@@ -496,7 +512,8 @@ impl Owner {
 
     fn subscribe(&mut self, conn: ConnId, id: &RequestId, agent: DeviceId, after: Option<u64>) {
         let (head, acknowledged) = self.node.mailbox_position(&agent).unwrap_or_default();
-        let after = after.unwrap_or(acknowledged);
+        // A number above all that were given is of another store: everything is new to it.
+        let after = after.filter(|after| *after <= head).unwrap_or(acknowledged);
         if let Some(client) = self.clients.get_mut(&conn) {
             client.subscribed = true;
         }
@@ -506,6 +523,32 @@ impl Owner {
             if self.local.notify(conn, types::notification::EVENT, &event).is_err() {
                 return;
             }
+        }
+    }
+
+    fn api_delivery(
+        &self,
+        sender: &DeviceId,
+        delivery: Delivery,
+        undecided: types::DeliveryStatus,
+    ) -> types::Delivery {
+        let agent = delivery.agent;
+        let (status, reason, code) = api_state(delivery.state, undecided);
+        // Whoever waits should know for how long others have.
+        let backlog = match status {
+            types::DeliveryStatus::Queued | types::DeliveryStatus::AwaitingConsent => {
+                self.node.backlog(sender, &agent)
+            }
+            _ => None,
+        };
+        let now = self.now().unix;
+        types::Delivery {
+            agent: agent.hex(),
+            status,
+            reason,
+            code,
+            waiting: backlog.map(|(waiting, _)| waiting as u64),
+            oldest_ms: backlog.map(|(_, oldest)| now.since(oldest)),
         }
     }
 
@@ -919,9 +962,13 @@ fn no_room(text: &str) -> ApiError {
     )
 }
 
-fn api_delivery(agent: DeviceId, state: Option<DeliveryState>) -> types::Delivery {
-    let (status, reason, code) = match state {
-        None => (types::DeliveryStatus::AwaitingConsent, None, None),
+/// Status, reason and code of what became of a message.
+fn api_state(
+    state: Option<DeliveryState>,
+    undecided: types::DeliveryStatus,
+) -> (types::DeliveryStatus, Option<String>, Option<String>) {
+    match state {
+        None => (undecided, None, None),
         Some(DeliveryState::Delivered) => (types::DeliveryStatus::Delivered, None, None),
         Some(DeliveryState::Read) => (types::DeliveryStatus::Read, None, None),
         Some(DeliveryState::Queued { reason }) => {
@@ -930,6 +977,5 @@ fn api_delivery(agent: DeviceId, state: Option<DeliveryState>) -> types::Deliver
         Some(DeliveryState::Refused { code }) => (types::DeliveryStatus::Refused, None, Some(code)),
         Some(DeliveryState::Dropped) => (types::DeliveryStatus::Dropped, None, None),
         Some(DeliveryState::Expired) => (types::DeliveryStatus::Expired, None, None),
-    };
-    types::Delivery { agent: agent.hex(), status, reason, code }
+    }
 }

@@ -31,6 +31,10 @@ pub const MAX_COPY_RECIPIENTS: usize = 1024;
 pub const MAX_REFUSALS: u32 = 3;
 /// Undelivered events of one agent that ride in a snapshot (the reference's bound).
 pub const MAX_REPLICATED: usize = 100;
+/// Numbers of events begin this far above those of the run before. Events are shown before they
+/// are stored: a number that an agent has seen never stands for another event, though as many were
+/// shown and not stored.
+pub const RUN_SEQ_STEP: u64 = 1_000_000;
 
 /// An event with its number.
 #[derive(Clone, Debug)]
@@ -57,7 +61,17 @@ pub struct Mailbox {
     bytes: usize,
     events: VecDeque<Numbered>,
     seen: HashSet<(DeviceId, String)>,
-    seen_order: VecDeque<(DeviceId, String)>,
+    seen_order: VecDeque<(u64, (DeviceId, String))>,
+    losses: Losses,
+}
+
+/// What a mailbox has let go of by itself.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Events given up or taken back.
+    pub events: Vec<u64>,
+    /// Messages forgotten as seen, up to the event that carried them.
+    pub unseen: Option<u64>,
 }
 
 impl Default for Mailbox {
@@ -69,11 +83,53 @@ impl Default for Mailbox {
             events: VecDeque::new(),
             seen: HashSet::new(),
             seen_order: VecDeque::new(),
+            losses: Losses::default(),
         }
     }
 }
 
 impl Mailbox {
+    /// An empty mailbox whose numbers begin above `floor`.
+    #[must_use]
+    pub fn above(floor: u64) -> Self {
+        Self { next_seq: floor + 1, ..Self::default() }
+    }
+
+    /// A mailbox as it was stored: how far it was acknowledged, what had been acknowledged lately,
+    /// and what waits (with when it came and its encoded size), both by rising numbers.
+    #[must_use]
+    pub fn restored(
+        floor: u64,
+        acknowledged: u64,
+        seen: Vec<(u64, (DeviceId, String))>,
+        waiting: Vec<(u64, UnixMillis, DeliveryEvent, usize)>,
+    ) -> Self {
+        let highest = seen.iter().map(|(seq, _)| *seq).chain(waiting.iter().map(|w| w.0)).max();
+        let mut mailbox = Self { acknowledged, ..Self::default() };
+        for (seq, key) in seen {
+            mailbox.note_seen(seq, key);
+        }
+        for (seq, at, event, bytes) in waiting {
+            if let Some(key) = event.message_key() {
+                mailbox.note_seen(seq, key);
+            }
+            mailbox.bytes += bytes;
+            mailbox.events.push_back(Numbered { seq, event: Arc::new(event), at, bytes });
+        }
+        mailbox.next_seq = highest.unwrap_or(0).max(acknowledged).max(floor) + 1;
+        mailbox
+    }
+
+    /// What it has let go of since this was asked last.
+    pub fn take_losses(&mut self) -> Losses {
+        std::mem::take(&mut self.losses)
+    }
+
+    /// Acknowledged messages that it still knows, by rising numbers.
+    pub fn seen(&self) -> impl Iterator<Item = &(u64, (DeviceId, String))> {
+        self.seen_order.iter().filter(|(seq, _)| *seq <= self.acknowledged)
+    }
+
     /// Takes an event. Full: informational events make room for messages, oldest first; when only
     /// messages are left, the new one is refused.
     pub fn push(
@@ -85,15 +141,18 @@ impl Mailbox {
         while self.events.len() >= MAX_MAILBOX_EVENTS || self.bytes + bytes > MAX_MAILBOX_BYTES {
             let informational = self.events.iter().position(|held| !is_kept(&held.event));
             match informational.and_then(|index| self.events.remove(index)) {
-                Some(dropped) => self.bytes -= dropped.bytes,
+                Some(dropped) => {
+                    self.bytes -= dropped.bytes;
+                    self.losses.events.push(dropped.seq);
+                }
                 None => return Err(MailboxFull),
             }
         }
-        if let Some(key) = event.message_key() {
-            self.note_seen(key);
-        }
         let seq = self.next_seq;
         self.next_seq += 1;
+        if let Some(key) = event.message_key() {
+            self.note_seen(seq, key);
+        }
         self.bytes += bytes;
         self.events.push_back(Numbered { seq, event, at, bytes });
         Ok(seq)
@@ -120,6 +179,7 @@ impl Mailbox {
             && let Some(held) = self.events.remove(index)
         {
             self.bytes -= held.bytes;
+            self.losses.events.push(held.seq);
         }
     }
 
@@ -129,13 +189,14 @@ impl Mailbox {
         self.seen.contains(key)
     }
 
-    fn note_seen(&mut self, key: (DeviceId, String)) {
+    fn note_seen(&mut self, seq: u64, key: (DeviceId, String)) {
         if self.seen.insert(key.clone()) {
-            self.seen_order.push_back(key);
+            self.seen_order.push_back((seq, key));
             if self.seen_order.len() > MAX_SEEN
-                && let Some(oldest) = self.seen_order.pop_front()
+                && let Some((seq, oldest)) = self.seen_order.pop_front()
             {
                 self.seen.remove(&oldest);
+                self.losses.unseen = Some(seq);
             }
         }
     }
@@ -226,6 +287,8 @@ pub struct Queued {
     pub queued_at: UnixMillis,
     /// Why the last attempt got no answer.
     pub reason: &'static str,
+    /// It is stored, and stays so until its fate is known.
+    pub kept: bool,
 }
 
 /// One agent's retry queues.
@@ -237,6 +300,16 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    /// Lets go of everything that waits. Numbers go on.
+    pub fn clear(&mut self) {
+        *self = Self { next_number: self.next_number, ..Self::default() };
+    }
+
+    /// Numbers go on above this one.
+    pub fn skip_to(&mut self, number: u64) {
+        self.next_number = self.next_number.max(number);
+    }
+
     /// A fresh order number.
     pub fn number(&mut self) -> u64 {
         self.next_number += 1;
@@ -421,6 +494,19 @@ impl Copies {
         self.by_recipient.is_empty()
     }
 
+    /// Every copy.
+    pub fn iter(&self) -> impl Iterator<Item = (&DeviceId, &(DeviceId, String), &HeldCopy)> {
+        self.by_recipient.iter().flat_map(|(recipient, held)| {
+            held.iter().map(move |(key, copy)| (recipient, key, copy))
+        })
+    }
+
+    /// Whether this one is held.
+    #[must_use]
+    pub fn holds(&self, recipient: &DeviceId, key: &(DeviceId, String)) -> bool {
+        self.by_recipient.get(recipient).is_some_and(|held| held.contains_key(key))
+    }
+
     /// Recipients for whom something is held.
     pub fn recipients(&self) -> impl Iterator<Item = &DeviceId> {
         self.by_recipient.keys()
@@ -463,6 +549,7 @@ mod tests {
             message_id: None,
             queued_at: UnixMillis(at),
             reason: "timeout",
+            kept: false,
         }
     }
 
@@ -514,6 +601,42 @@ mod tests {
         assert!(!mailbox.holds(&info()));
         assert_eq!((mailbox.len(), mailbox.bytes), (1, 20));
         assert_eq!(mailbox.push(Arc::new(info()), 10, UnixMillis(0)), Ok(3));
+    }
+
+    #[test]
+    fn a_restored_mailbox_goes_on_above_every_number_and_knows_what_was_seen() {
+        let key = |n: u64| (id(1), format!("{n:032x}"));
+        let mut mailbox = Mailbox::restored(
+            RUN_SEQ_STEP,
+            5,
+            vec![(3, key(3)), (5, key(5))],
+            vec![(7, UnixMillis(70), dm(7), 10), (8, UnixMillis(80), info(), 20)],
+        );
+        assert_eq!(mailbox.acknowledged(), 5);
+        assert!([3, 5, 7].iter().all(|n| mailbox.has_seen(&key(*n))) && !mailbox.has_seen(&key(4)));
+        assert_eq!(mailbox.after(0).map(|held| held.seq).collect::<Vec<_>>(), vec![7, 8]);
+        assert_eq!((mailbox.oldest(), mailbox.bytes), (Some(UnixMillis(70)), 30));
+        assert_eq!(mailbox.push(Arc::new(dm(9)), 1, UnixMillis(90)), Ok(RUN_SEQ_STEP + 1));
+        // Acknowledged and nothing left: the numbers still do not begin anew.
+        let mut empty = Mailbox::restored(0, 5, Vec::new(), Vec::new());
+        assert_eq!(empty.push(Arc::new(dm(9)), 1, UnixMillis(90)), Ok(6));
+    }
+
+    #[test]
+    fn what_a_mailbox_lets_go_of_is_told_once() {
+        let mut mailbox = Mailbox::default();
+        mailbox.push(Arc::new(info()), 1, UnixMillis(0)).unwrap();
+        for n in 0..MAX_SEEN as u64 + 2 {
+            let seq = mailbox.push(Arc::new(dm(n)), 1, UnixMillis(n)).unwrap();
+            mailbox.acknowledge(seq);
+        }
+        mailbox.push(Arc::new(info()), 1, UnixMillis(0)).unwrap();
+        mailbox.withdraw(&info());
+        let losses = mailbox.take_losses();
+        assert_eq!(losses.unseen, Some(3), "the two oldest messages were the events 2 and 3");
+        assert_eq!(losses.events, vec![MAX_SEEN as u64 + 4]);
+        assert_eq!(mailbox.take_losses(), Losses::default());
+        assert_eq!(mailbox.seen().count(), MAX_SEEN);
     }
 
     #[test]

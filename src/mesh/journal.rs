@@ -16,6 +16,12 @@ pub struct Ticket(pub u64);
 /// One change. Events, params, messages and mesh records are canonical CBOR, as on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
+    /// The daemon has been started so often with this store. Stored before anything else happens,
+    /// so that nothing numbered since then is taken for something of before.
+    Start {
+        /// How often.
+        number: u64,
+    },
     /// An agent of ours as it describes itself, and what its slot is for.
     Agent {
         /// Who.
@@ -90,6 +96,8 @@ pub enum Record {
         params: Vec<u8>,
         /// First queued at.
         queued_at: UnixMillis,
+        /// It is the first of a conversation: the recipient has to agree.
+        asks: bool,
     },
     /// It waits no longer.
     OutgoingDone {
@@ -218,6 +226,36 @@ pub enum Record {
 }
 
 impl Record {
+    /// The agent of ours that it belongs to, if to one.
+    #[must_use]
+    pub fn agent(&self) -> Option<DeviceId> {
+        match self {
+            Self::Agent { agent, .. }
+            | Self::AgentGone { agent }
+            | Self::Acknowledged { agent, .. }
+            | Self::Seen { agent, .. }
+            | Self::Unseen { agent, .. }
+            | Self::Mailbox { agent, .. }
+            | Self::Withdrawn { agent, .. }
+            | Self::Outgoing { agent, .. }
+            | Self::OutgoingDone { agent, .. }
+            | Self::Opened { agent, .. }
+            | Self::Invited { agent, .. }
+            | Self::InvitedDone { agent, .. }
+            | Self::Asked { agent, .. }
+            | Self::AskedDone { agent, .. } => Some(*agent),
+            Self::Start { .. }
+            | Self::Copy { .. }
+            | Self::CopyDone { .. }
+            | Self::Room { .. }
+            | Self::RoomGone { .. }
+            | Self::Message { .. }
+            | Self::MessagesGone { .. }
+            | Self::Revocation { .. }
+            | Self::RevocationGone { .. } => None,
+        }
+    }
+
     /// Bytes it takes while it waits to be written, about.
     #[must_use]
     pub fn weight(&self) -> usize {

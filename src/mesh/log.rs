@@ -136,6 +136,18 @@ pub const CATALOGUE: &[Spec] = &[
         "a held copy reached its recipient",
     ),
     ("mailbox_full", Level::Warn, &["agent"], "an agent's mailbox took no more messages"),
+    (
+        "changes_not_stored",
+        Level::Error,
+        &["records"],
+        "changes could not be stored; they are written again until they are",
+    ),
+    (
+        "state_restored",
+        Level::Info,
+        &["agents", "mail", "outgoing", "copies", "rooms", "messages"],
+        "what was stored is back",
+    ),
     ("store_failed", Level::Error, &["agent"], "an event could not be stored; its sender keeps it"),
     (
         "statement_refused",

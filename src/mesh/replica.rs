@@ -8,6 +8,8 @@ use super::records::{
     RoomType,
 };
 use super::wire::room_path::RoomPath;
+use crate::codec::cbor;
+use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
 
 /// Agents held. A machine has tens; the bound stops a peer that invents them.
@@ -23,10 +25,15 @@ pub const MAX_ROOM_STAMPS: usize = 2048;
 pub const MAX_AGENT_TEXT: usize = 64 * 1024;
 /// Bytes of text taken from one room record.
 pub const MAX_ROOM_TEXT: usize = 16 * 1024;
-/// Messages kept per room or conversation in memory; the oldest go first.
+/// Messages kept per room or conversation unless the configuration says otherwise; the oldest go
+/// first.
 pub const MAX_HISTORY_MESSAGES: usize = 1000;
-/// Bytes of content kept per room or conversation.
+/// Bytes of content kept per room or conversation unless the configuration says otherwise.
 pub const MAX_HISTORY_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes of content kept in all of them; the longest gives first. They are all in memory.
+pub const MAX_ALL_HISTORY_BYTES: usize = 64 * 1024 * 1024;
+/// Age at which a message leaves its history unless the configuration says otherwise.
+pub const MAX_HISTORY_AGE_MS: u64 = 30 * 24 * 3600 * 1000;
 /// Conversations (rooms and DMs) with a history.
 pub const MAX_HISTORIES: usize = 8192;
 /// Bytes of a message beside its text and readers: two ids of at most 128 and a time.
@@ -152,20 +159,74 @@ impl HeldRoom {
     }
 }
 
+/// What is kept of histories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryLimits {
+    /// Messages of one room or conversation.
+    pub messages: usize,
+    /// Bytes of content of one room or conversation.
+    pub bytes: usize,
+    /// Milliseconds since a message came.
+    pub age_ms: u64,
+    /// Bytes of content of all together.
+    pub all_bytes: usize,
+}
+
+impl Default for HistoryLimits {
+    fn default() -> Self {
+        Self {
+            messages: MAX_HISTORY_MESSAGES,
+            bytes: MAX_HISTORY_BYTES,
+            age_ms: MAX_HISTORY_AGE_MS,
+            all_bytes: MAX_ALL_HISTORY_BYTES,
+        }
+    }
+}
+
 /// A history with local sequence numbers, which have no gaps.
 #[derive(Clone, Debug)]
 pub struct History<M> {
+    limits: HistoryLimits,
     next_seq: u64,
     bytes: usize,
     messages: VecDeque<M>,
+    /// When each of them came.
+    arrived: VecDeque<UnixMillis>,
     /// Sequence numbers by message id.
     by_id: HashMap<String, u64>,
+    /// Messages that nobody has asked to store yet.
+    fresh: BTreeSet<u64>,
+    /// Messages whose readers have changed since they were stored.
+    reread: BTreeSet<u64>,
+    /// Some of the oldest have gone since that was told last.
+    shortened: bool,
 }
 
 impl<M> Default for History<M> {
     fn default() -> Self {
-        Self { next_seq: 1, bytes: 0, messages: VecDeque::new(), by_id: HashMap::new() }
+        Self {
+            limits: HistoryLimits::default(),
+            next_seq: 1,
+            bytes: 0,
+            messages: VecDeque::new(),
+            arrived: VecDeque::new(),
+            by_id: HashMap::new(),
+            fresh: BTreeSet::new(),
+            reread: BTreeSet::new(),
+            shortened: false,
+        }
     }
+}
+
+/// What has to be stored of a history.
+#[derive(Debug, PartialEq, Eq)]
+pub struct HistoryChange {
+    /// Room or conversation.
+    pub path: RoomPath,
+    /// Everything up to this number has gone.
+    pub gone_up_to: Option<u64>,
+    /// New or changed messages, encoded, with their numbers and when they came.
+    pub messages: Vec<(u64, UnixMillis, Vec<u8>)>,
 }
 
 /// What a history needs to know of a message.
@@ -229,40 +290,102 @@ impl Message for DmMessage {
 impl<M: Message> History<M> {
     /// Appends a message not yet held, or unites the readers of one that is.
     /// Returns the local sequence number when it is new.
-    pub fn add(&mut self, mut message: M) -> Option<u64> {
+    pub fn add(&mut self, mut message: M, now: UnixMillis) -> Option<u64> {
         message.read_by().truncate(MAX_READ_BY);
-        if let Some(held) = self.find_mut(message.id()) {
+        if self.by_id.contains_key(message.id()) {
             let readers = std::mem::take(message.read_by());
             for reader in readers {
-                add_reader(held.read_by(), reader);
+                self.mark_read(message.id(), reader);
             }
             return None;
         }
         let seq = self.next_seq;
-        self.next_seq += 1;
-        self.bytes += message.weight();
-        self.by_id.insert(message.id().to_owned(), seq);
-        self.messages.push_back(message);
-        while self.messages.len() > MAX_HISTORY_MESSAGES
-            || (self.bytes > MAX_HISTORY_BYTES && self.messages.len() > 1)
+        self.append(message, now);
+        self.fresh.insert(seq);
+        while self.messages.len() > self.limits.messages
+            || (self.bytes > self.limits.bytes && self.messages.len() > 1)
         {
-            if let Some(old) = self.messages.pop_front() {
-                self.by_id.remove(old.id());
-                self.bytes -= old.weight();
-            }
+            self.drop_oldest();
         }
         Some(seq)
     }
 
+    fn append(&mut self, message: M, at: UnixMillis) {
+        self.bytes += message.weight();
+        self.by_id.insert(message.id().to_owned(), self.next_seq);
+        self.messages.push_back(message);
+        self.arrived.push_back(at);
+        self.next_seq += 1;
+    }
+
+    fn drop_oldest(&mut self) {
+        let seq = self.first_seq();
+        if let Some(old) = self.messages.pop_front() {
+            self.arrived.pop_front();
+            self.by_id.remove(old.id());
+            self.bytes -= old.weight();
+            self.fresh.remove(&seq);
+            self.reread.remove(&seq);
+            self.shortened = true;
+        }
+    }
+
+    /// Takes back a stored message. One with a gap before it begins the history anew.
+    fn restore(&mut self, seq: u64, at: UnixMillis, message: M) {
+        if self.by_id.contains_key(message.id()) {
+            return;
+        }
+        if seq != self.next_seq {
+            while !self.messages.is_empty() {
+                self.drop_oldest();
+            }
+            self.next_seq = seq;
+        }
+        self.append(message, at);
+    }
+
     /// Notes a reader. True when the message is held.
     pub fn mark_read(&mut self, id: &str, reader: DeviceId) -> bool {
-        match self.find_mut(id) {
-            Some(held) => {
-                add_reader(held.read_by(), reader);
-                true
-            }
-            None => false,
+        let Some(seq) = self.by_id.get(id).copied() else { return false };
+        if let Some(held) = self.find_mut(id)
+            && add_reader(held.read_by(), reader)
+        {
+            self.reread.insert(seq);
         }
+        true
+    }
+
+    /// What has to be stored since this was asked last; of changed readers only if wanted.
+    fn take_changes(&mut self, path: &RoomPath, readers: bool) -> Option<HistoryChange>
+    where
+        M: serde::Serialize,
+    {
+        let mut wanted = std::mem::take(&mut self.fresh);
+        if readers {
+            wanted.append(&mut self.reread);
+        } else {
+            self.reread.retain(|seq| !wanted.contains(seq));
+        }
+        let first = self.first_seq();
+        let gone_up_to = std::mem::take(&mut self.shortened).then(|| first - 1);
+        let messages: Vec<_> = wanted
+            .into_iter()
+            .filter_map(|seq| {
+                let at = usize::try_from(seq.checked_sub(first)?).ok()?;
+                let encoded = cbor::to_value(self.messages.get(at)?).ok()?.encode();
+                Some((seq, *self.arrived.get(at)?, encoded))
+            })
+            .collect();
+        (gone_up_to.is_some() || !messages.is_empty()).then(|| HistoryChange {
+            path: path.clone(),
+            gone_up_to,
+            messages,
+        })
+    }
+
+    /// Everything has to be stored again.
+    fn forget_stored(&mut self) {
+        self.fresh = (self.first_seq()..self.next_seq).collect();
     }
 
     /// Messages with their sequence numbers, oldest first.
@@ -291,10 +414,12 @@ impl<M: Message> History<M> {
     }
 }
 
-fn add_reader(readers: &mut Vec<DeviceId>, reader: DeviceId) {
-    if readers.len() < MAX_READ_BY && !readers.contains(&reader) {
+fn add_reader(readers: &mut Vec<DeviceId>, reader: DeviceId) -> bool {
+    let new = readers.len() < MAX_READ_BY && !readers.contains(&reader);
+    if new {
         readers.push(reader);
     }
+    new
 }
 
 /// All replicated state of one daemon.
@@ -304,9 +429,148 @@ pub struct Replica {
     rooms: BTreeMap<RoomPath, HeldRoom>,
     room_histories: BTreeMap<RoomPath, History<RoomMessage>>,
     dm_histories: BTreeMap<RoomPath, History<DmMessage>>,
+    limits: HistoryLimits,
+    /// Rooms that may have changed since they were stored.
+    changed_rooms: BTreeSet<RoomPath>,
+    /// Histories that may have.
+    changed_histories: BTreeSet<RoomPath>,
+    /// Histories that are gone, though there may be new ones in their place.
+    removed_histories: BTreeSet<RoomPath>,
 }
 
 impl Replica {
+    // --- what is stored ---------------------------------------------------------------------
+
+    /// What is kept of histories from now on.
+    pub fn limit_histories(&mut self, limits: HistoryLimits) {
+        self.limits = limits;
+    }
+
+    /// Rooms that may have changed since this was asked last.
+    pub fn take_changed_rooms(&mut self) -> BTreeSet<RoomPath> {
+        std::mem::take(&mut self.changed_rooms)
+    }
+
+    /// A room has to be stored again.
+    pub fn note_room_changed(&mut self, path: RoomPath) {
+        self.changed_rooms.insert(path);
+    }
+
+    /// What has to be stored of histories since this was asked last. Changed readers of messages
+    /// that are stored already wait until they are asked for.
+    pub fn take_changed_histories(&mut self, readers: bool) -> Vec<HistoryChange> {
+        let changed = std::mem::take(&mut self.changed_histories);
+        let mut changes = Vec::new();
+        for path in changed {
+            let (change, waits) = match self.room_histories.get_mut(&path) {
+                Some(history) => (history.take_changes(&path, readers), !history.reread.is_empty()),
+                None => match self.dm_histories.get_mut(&path) {
+                    Some(history) => {
+                        (history.take_changes(&path, readers), !history.reread.is_empty())
+                    }
+                    None => (None, false),
+                },
+            };
+            if waits {
+                self.changed_histories.insert(path.clone());
+            }
+            if self.removed_histories.remove(&path) {
+                let messages = change.map(|change| change.messages).unwrap_or_default();
+                changes.push(HistoryChange { path, gone_up_to: Some(u64::MAX), messages });
+            } else {
+                changes.extend(change);
+            }
+        }
+        changes
+    }
+
+    /// A history has to be stored again, from the beginning.
+    pub fn store_history_again(&mut self, path: &RoomPath) {
+        if let Some(history) = self.room_histories.get_mut(path) {
+            history.forget_stored();
+        }
+        if let Some(history) = self.dm_histories.get_mut(path) {
+            history.forget_stored();
+        }
+        self.changed_histories.insert(path.clone());
+        self.removed_histories.insert(path.clone());
+    }
+
+    /// Takes back a stored room. Its owner, here or elsewhere, has the last word on it.
+    pub fn restore_room(&mut self, path: RoomPath, record: RoomRecord, put_out: Vec<DeviceId>) {
+        let owner_leaves = put_out.into_iter().collect();
+        self.rooms.insert(path, HeldRoom { record, hearsay: true, owner_leaves });
+    }
+
+    /// Takes back a stored message of a room; messages come by their numbers.
+    pub fn restore_room_message(
+        &mut self,
+        path: &RoomPath,
+        seq: u64,
+        at: UnixMillis,
+        message: RoomMessage,
+    ) {
+        let limits = self.limits;
+        self.room_histories
+            .entry(path.clone())
+            .or_insert_with(|| History { limits, ..History::default() })
+            .restore(seq, at, message);
+    }
+
+    /// Takes back a stored message of a conversation; messages come by their numbers.
+    pub fn restore_dm(&mut self, path: &RoomPath, seq: u64, at: UnixMillis, message: DmMessage) {
+        let limits = self.limits;
+        self.dm_histories
+            .entry(path.clone())
+            .or_insert_with(|| History { limits, ..History::default() })
+            .restore(seq, at, message);
+    }
+
+    /// Members of a room that its owner has put out.
+    #[must_use]
+    pub fn put_out(&self, path: &RoomPath) -> Vec<DeviceId> {
+        self.rooms
+            .get(path)
+            .map(|held| held.owner_leaves.iter().copied().collect())
+            .unwrap_or_default()
+    }
+
+    /// Lets go of messages that are too old, and of the longest histories' oldest ones when all
+    /// together have grown too large.
+    pub fn trim_histories(&mut self, now: UnixMillis) {
+        let age = self.limits.age_ms;
+        let old = |at: Option<&UnixMillis>| at.is_some_and(|at| now.since(*at) > age);
+        for (path, history) in &mut self.room_histories {
+            while old(history.arrived.front()) {
+                history.drop_oldest();
+                self.changed_histories.insert(path.clone());
+            }
+        }
+        for (path, history) in &mut self.dm_histories {
+            while old(history.arrived.front()) {
+                history.drop_oldest();
+                self.changed_histories.insert(path.clone());
+            }
+        }
+        loop {
+            let rooms = self.room_histories.iter().map(|(path, h)| (h.bytes, path));
+            let dms = self.dm_histories.iter().map(|(path, h)| (h.bytes, path));
+            let (mut all, mut longest) = (0, None);
+            for (bytes, path) in rooms.chain(dms) {
+                all += bytes;
+                longest = longest.max(Some((bytes, path)));
+            }
+            let Some((_, path)) = longest.filter(|_| all > self.limits.all_bytes) else { return };
+            let path = path.clone();
+            if let Some(history) = self.room_histories.get_mut(&path) {
+                shorten(history);
+            } else if let Some(history) = self.dm_histories.get_mut(&path) {
+                shorten(history);
+            }
+            self.changed_histories.insert(path);
+        }
+    }
+
     // --- agents -----------------------------------------------------------------------------
 
     /// The record of an agent.
@@ -428,31 +692,39 @@ impl Replica {
         }
         let owner_leaves =
             self.rooms.remove(&path).map(|held| held.owner_leaves).unwrap_or_default();
+        self.changed_rooms.insert(path.clone());
         self.rooms.insert(path, HeldRoom { record, hearsay: false, owner_leaves });
         true
     }
 
     /// Changes a held room in place, for an owner or member of ours.
     pub fn room_mut(&mut self, path: &RoomPath) -> Option<&mut RoomRecord> {
-        self.rooms.get_mut(path).map(|held| &mut held.record)
+        let held = self.rooms.get_mut(path)?;
+        self.changed_rooms.insert(path.clone());
+        Some(&mut held.record)
     }
 
     /// Removes the record of a room.
     pub fn remove_room(&mut self, path: &RoomPath) -> Option<RoomRecord> {
+        self.changed_rooms.insert(path.clone());
         self.rooms.remove(path).map(|held| held.record)
     }
 
     /// Notes that the owner put `agent` out, so that only the owner lets it in again.
     pub fn note_owner_leave(&mut self, path: &RoomPath, agent: DeviceId) {
-        if let Some(held) = self.rooms.get_mut(path) {
-            held.owner_leaves.insert(agent);
+        if let Some(held) = self.rooms.get_mut(path)
+            && held.owner_leaves.insert(agent)
+        {
+            self.changed_rooms.insert(path.clone());
         }
     }
 
     /// Notes that the owner let `agent` in.
     pub fn note_owner_join(&mut self, path: &RoomPath, agent: &DeviceId) {
-        if let Some(held) = self.rooms.get_mut(path) {
-            held.owner_leaves.remove(agent);
+        if let Some(held) = self.rooms.get_mut(path)
+            && held.owner_leaves.remove(agent)
+        {
+            self.changed_rooms.insert(path.clone());
         }
     }
 
@@ -464,6 +736,24 @@ impl Replica {
 
     /// A statement about a room.
     pub fn merge_room(
+        &mut self,
+        incoming: RoomRecord,
+        speaker: Speaker,
+        owner: Owner,
+    ) -> (Merge, Option<RoomPath>) {
+        let version = |replica: &Self, path: &RoomPath| replica.room(path).map(|r| r.version);
+        let before = RoomPath::parse(&incoming.id).ok().and_then(|path| version(self, &path));
+        let (merge, path) = self.merge_statement(incoming, speaker, owner);
+        // A version may rise though nothing else is taken.
+        if let Some(path) = &path
+            && (merge == Merge::Changed || version(self, path) != before)
+        {
+            self.changed_rooms.insert(path.clone());
+        }
+        (merge, path)
+    }
+
+    fn merge_statement(
         &mut self,
         mut incoming: RoomRecord,
         speaker: Speaker,
@@ -612,6 +902,7 @@ impl Replica {
         for (path, room) in &mut self.rooms {
             if room.hearsay && held.contains(path) {
                 room.restore();
+                self.changed_rooms.insert(path.clone());
                 restored.push(path.clone());
             }
         }
@@ -623,7 +914,7 @@ impl Replica {
         if path.owner() != Some(speaker.device) {
             return Merge::Refused("not_owner");
         }
-        if self.rooms.remove(path).is_some() { Merge::Changed } else { Merge::Unchanged }
+        if self.remove_room(path).is_some() { Merge::Changed } else { Merge::Unchanged }
     }
 
     // --- histories --------------------------------------------------------------------------
@@ -639,7 +930,10 @@ impl Replica {
         if !self.room_histories.contains_key(path) && self.histories() >= MAX_HISTORIES {
             return None;
         }
-        Some(self.room_histories.entry(path.clone()).or_default())
+        self.changed_histories.insert(path.clone());
+        let limits = self.limits;
+        let new = || History { limits, ..History::default() };
+        Some(self.room_histories.entry(path.clone()).or_insert_with(new))
     }
 
     /// The history of a conversation.
@@ -653,16 +947,21 @@ impl Replica {
         if !self.dm_histories.contains_key(path) && self.histories() >= MAX_HISTORIES {
             return None;
         }
-        Some(self.dm_histories.entry(path.clone()).or_default())
+        self.changed_histories.insert(path.clone());
+        let limits = self.limits;
+        let new = || History { limits, ..History::default() };
+        Some(self.dm_histories.entry(path.clone()).or_insert_with(new))
     }
 
     /// Notes the reader of a message, if it is held.
     pub fn mark_read(&mut self, path: &RoomPath, id: &str, reader: DeviceId) {
         if let Some(history) = self.room_histories.get_mut(path) {
             history.mark_read(id, reader);
+            self.changed_histories.insert(path.clone());
         }
         if let Some(history) = self.dm_histories.get_mut(path) {
             history.mark_read(id, reader);
+            self.changed_histories.insert(path.clone());
         }
     }
 
@@ -678,11 +977,21 @@ impl Replica {
 
     /// Forgets a room's history.
     pub fn remove_room_history(&mut self, path: &RoomPath) {
-        self.room_histories.remove(path);
+        if self.room_histories.remove(path).is_some() {
+            self.changed_histories.insert(path.clone());
+            self.removed_histories.insert(path.clone());
+        }
     }
 
     fn histories(&self) -> usize {
         self.room_histories.len() + self.dm_histories.len()
+    }
+}
+
+/// Drops the older quarter.
+fn shorten<M: Message>(history: &mut History<M>) {
+    for _ in 0..history.messages.len().div_ceil(4) {
+        history.drop_oldest();
     }
 }
 
@@ -869,12 +1178,12 @@ mod tests {
             streaming_behavior: None,
         };
         for n in 0..MAX_HISTORY_MESSAGES + 10 {
-            assert!(history.add(message(n)).is_some());
+            assert!(history.add(message(n), UnixMillis(n as u64)).is_some());
         }
         assert_eq!(history.iter().count(), MAX_HISTORY_MESSAGES);
         let mut read = message(MAX_HISTORY_MESSAGES);
         read.read_by.push(id(2));
-        assert_eq!(history.add(read), None);
+        assert_eq!(history.add(read, UnixMillis(1)), None);
         let held = history.find(&format!("{MAX_HISTORY_MESSAGES:032x}")).unwrap();
         assert_eq!(held.read_by, vec![id(1), id(2)]);
         // Numbers go on without a gap, and what went is as if it had never been.
@@ -885,7 +1194,7 @@ mod tests {
         assert!(
             history.find(&message(9).id).is_none() && !history.mark_read(&message(9).id, id(3))
         );
-        assert_eq!(history.add(message(9)), Some(newest + 1));
+        assert_eq!(history.add(message(9), UnixMillis(1)), Some(newest + 1));
         assert!(history.mark_read(&message(9).id, id(3)));
         assert_eq!(history.find(&message(9).id).unwrap().read_by, vec![id(1), id(3)]);
     }

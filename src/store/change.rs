@@ -9,6 +9,7 @@ use crate::mesh::journal::Record;
 
 /// Kinds of entries. The numbers are stored.
 mod kind {
+    pub(super) const START: u8 = 0;
     pub(super) const AGENT: u8 = 1;
     pub(super) const ACKNOWLEDGED: u8 = 2;
     pub(super) const SEEN: u8 = 3;
@@ -73,6 +74,7 @@ pub(super) fn changes(record: &Record) -> Vec<Change> {
     let remove = |key: Key| vec![Change::Remove(key.0)];
     let of_agent = |kind: u8, agent: &DeviceId| Key::of(kind).device(agent);
     match record {
+        Record::Start { .. } => put(Key::of(START)),
         Record::Agent { agent, .. } => put(of_agent(AGENT, agent)),
         Record::AgentGone { agent } => OF_AGENT
             .into_iter()

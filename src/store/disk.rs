@@ -40,6 +40,9 @@ const VERSION: &str = "version";
 /// Commits so far.
 const COMMITS: &str = "commits";
 
+/// Records with their encoded form.
+type Batch<'a> = Vec<(&'a Record, Vec<u8>)>;
+
 type Step = fn(&WriteTransaction) -> Result<(), StoreError>;
 
 /// A format of entries, and how those before it become it: step n makes format n + 2 of n + 1.
@@ -165,13 +168,13 @@ impl Store for DiskStore {
 
     fn commit_all(&mut self, batches: &[&[Record]]) -> Vec<Result<(), StoreError>> {
         let mut taken = 0;
-        let encoded: Vec<Result<Vec<(&Record, Vec<u8>)>, StoreError>> = batches
+        let encoded: Vec<Result<Batch<'_>, StoreError>> = batches
             .iter()
             .map(|records| {
                 let encoded = records
                     .iter()
                     .map(|record| Ok((record, encode(record)?)))
-                    .collect::<Result<Vec<_>, StoreError>>()?;
+                    .collect::<Result<Batch<'_>, StoreError>>()?;
                 let growth: usize = encoded.iter().map(|(_, value)| value.len()).sum();
                 if !only_ends(records) && self.bytes + taken + growth > self.limit {
                     return Err(StoreError::Full { limit: self.limit });
@@ -728,7 +731,8 @@ mod tests {
                 number,
                 path: String::new(),
                 params,
-                queued_at: UnixMillis(1)
+                queued_at: UnixMillis(1),
+                asks: true
             }),
             (agent(), seq()).prop_map(|(agent, number)| Record::OutgoingDone { agent, number }),
             (agent(), text()).prop_map(|(agent, path)| Record::Opened { agent, path }),

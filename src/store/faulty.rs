@@ -69,21 +69,28 @@ impl FaultyStore {
         Submission { number, takes_ms }
     }
 
-    /// Ends a commit: it is on the medium, or it has failed and nothing of it is.
+    /// Ends a commit: it is on the medium, or it has failed, nothing of it is, and it comes back.
     ///
     /// # Errors
     /// [`StoreError`]: a drawn failure, or one of the engine.
-    pub fn finish(&mut self, number: u64) -> Result<(), StoreError> {
-        let Some(at) = self.under_way.iter().position(|(held, _)| *held == number) else {
-            return Err(StoreError::Busy);
-        };
-        let Some((_, records)) = self.under_way.remove(at) else {
-            return Err(StoreError::Busy);
+    pub fn finish(&mut self, number: u64) -> Result<(), (StoreError, Vec<Record>)> {
+        let at = self.under_way.iter().position(|(held, _)| *held == number);
+        let Some((_, records)) = at.and_then(|at| self.under_way.remove(at)) else {
+            return Err((StoreError::Busy, Vec::new()));
         };
         if self.below(1000) < self.faults.failing_per_mille {
-            return Err(StoreError::NoSpace { path: "drawn by the seed".into() });
+            return Err((StoreError::NoSpace { path: "drawn by the seed".into() }, records));
         }
-        self.medium.commit(&records)
+        self.medium.commit(&records).map_err(|error| (error, records))
+    }
+
+    /// The process ends in order: what is under way is finished.
+    pub fn drain(&mut self) {
+        let under_way: Vec<u64> = self.under_way.iter().map(|(number, _)| *number).collect();
+        for number in under_way {
+            // What fails is lost: nobody is there any more to write it again.
+            let _ = self.finish(number);
+        }
     }
 
     /// The process dies: of the commits under way, any number of the oldest made it.
@@ -104,7 +111,12 @@ impl FaultyStore {
 impl Store for FaultyStore {
     fn commit(&mut self, records: &[Record]) -> Result<(), StoreError> {
         let submission = self.submit(records.to_vec());
-        self.finish(submission.number)
+        self.finish(submission.number).map_err(|(error, _)| error)
+    }
+
+    /// A daemon whose store cannot be written does not start.
+    fn begin(&mut self, live: Vec<Record>) -> Result<Vec<Record>, StoreError> {
+        self.medium.begin(live)
     }
 
     fn live(&self) -> Result<Vec<Record>, StoreError> {

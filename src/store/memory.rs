@@ -103,6 +103,7 @@ mod tests {
             path: String::new(),
             params: vec![1],
             queued_at: UnixMillis(5),
+            asks: false,
         }
     }
 

@@ -42,6 +42,21 @@ pub trait Store {
     /// # Errors
     /// [`StoreError::Corrupt`].
     fn live(&self) -> Result<Vec<Record>, StoreError>;
+
+    /// Begins another run with what is [`Self::live`]: counts it, and stores that.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn begin(&mut self, live: Vec<Record>) -> Result<Vec<Record>, StoreError> {
+        let runs = live.iter().find_map(|record| match record {
+            Record::Start { number } => Some(*number),
+            _ => None,
+        });
+        let start = Record::Start { number: runs.unwrap_or(0) + 1 };
+        self.commit(std::slice::from_ref(&start))?;
+        let rest = live.into_iter().filter(|record| !matches!(record, Record::Start { .. }));
+        Ok(std::iter::once(start).chain(rest).collect())
+    }
 }
 
 /// Why records could not be kept or read.

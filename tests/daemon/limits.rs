@@ -4,7 +4,9 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use commsd::api::client::Client;
-use commsd::api::types::{AgentsParams, AttachParams, RoomCreateParams, SendParams, UpdateParams};
+use commsd::api::types::{
+    AgentsParams, AttachParams, RoomCreateParams, SendParams, Status, UpdateParams, WhoamiParams,
+};
 use tokio::process::Command;
 
 use crate::daemon::{Agent, Daemon, Ports, command};
@@ -121,10 +123,10 @@ async fn names_that_play_with_direction_are_shown_escaped() {
 
 #[tokio::test]
 async fn a_full_disk_loses_no_key_and_no_agent() {
-    // A home on a file system of 64 KiB that is already full.
+    // A home on a small file system, which is filled below.
     let home = Arc::new(tempfile::tempdir().unwrap());
     let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=96k,mode=0700", "commsd-test"])
+        .args(["-t", "tmpfs", "-o", "size=512k,mode=0700", "commsd-test"])
         .arg(home.path())
         .status()
         .is_ok_and(|status| status.success());
@@ -162,14 +164,38 @@ async fn full_disk(home: Arc<tempfile::TempDir>) {
     assert!(error.message.to_lowercase().contains("space"), "{error:?}");
     assert!(!home.path().join("agent-comms/identity-cli--bob.json").exists());
     // Who is here goes on; what cannot be kept is told.
-    let room = RoomCreateParams { name: "r".into(), r#type: None, description: None };
-    alice.client.call(room).await.unwrap();
+    let room = |name: &str| RoomCreateParams {
+        name: name.into(),
+        r#type: None,
+        description: Some("x".repeat(4000)),
+    };
+    let mut error = None;
+    for n in 0..64 {
+        // Until the store has used up what it had of room.
+        if let Err(refused) = alice.client.call(room(&format!("r{n}"))).await {
+            error = Some(refused);
+            break;
+        }
+    }
+    let error = error.expect("the full disk was never felt");
+    assert_eq!(error.code, "store_failed", "{error:?}");
     daemon.log.wait(0, "the failed write", |l| l["event"] == "identity_write_failed").await;
+    let (_, event) =
+        daemon.log.wait(0, "the failed commit", |l| l["event"] == "store_unwritable").await;
+    assert_eq!(event["code"], "store_no_space");
+    let ill = |status: &Status| status.health.iter().any(|h| h.code == "store_unwritable");
+    assert!(ill(&daemon.status().await));
     std::fs::remove_file(&filler).unwrap();
+    // It goes on by itself, and nothing that was said before is forgotten.
     let bob = daemon.agent("bob").await;
     assert_ne!(bob.id, alice.id);
+    alice.client.call(room("after")).await.unwrap();
+    assert!(!ill(&daemon.status().await));
     let id = alice.id.clone();
     daemon.stop().await;
     let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
-    assert_eq!(daemon.agent("alice").await.id, id, "the key was never lost");
+    let alice = daemon.agent("alice").await;
+    assert_eq!(alice.id, id, "the key was never lost");
+    let rooms = alice.client.call(WhoamiParams {}).await.unwrap().rooms;
+    assert!(rooms.iter().any(|room| room.ends_with("/after")), "{rooms:?}");
 }

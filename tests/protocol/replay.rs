@@ -133,6 +133,7 @@ impl Replay {
             name: peer.to_owned(),
             harness: text(about, "harness").to_owned(),
             cwd: text(about, "cwd").to_owned(),
+            key: text(about, "cwd").to_owned(),
             ephemeral: false,
             tokens: Vec::new(),
             grants: Vec::new(),

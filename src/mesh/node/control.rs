@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::super::events::DeliveryEvent;
+use super::super::journal::Record;
 use super::super::log::LogEvent;
 use super::super::message::MeshMessage;
 use super::super::records::{AgentRecord, AgentStatus, Now, PeerInfo, Visibility};
@@ -14,7 +15,7 @@ use super::super::wire::room_path::RoomPath;
 use super::requests::{error, ok};
 use super::{
     AddDevice, Agent, Answer, AnswerTo, CommandError, CommandResult, Decision, Device, MAX_PARKED,
-    MAX_PENDING_DECISIONS, Node, Op, OpId, Outcome, Output, Purpose,
+    MAX_PENDING_DECISIONS, Node, Op, OpId, Outcome, Output, Purpose, durable,
 };
 use crate::codec::text::truncate_chars;
 use crate::identity::device::DeviceId;
@@ -49,13 +50,20 @@ impl Node {
             return;
         }
         let agent = add.agent.map(|spec| {
-            let mut agent = self.parked.remove(&id).unwrap_or_else(Agent::new);
+            let parked = self.parked.remove(&id);
+            // Whoever was hidden stays so, whatever ended its service.
+            let before = self.record(&id).filter(|_| parked.is_some());
+            let visibility = before.map_or(Visibility::Visible, |record| record.visibility);
+            let tags = before.map(|record| record.tags.clone()).unwrap_or_default();
+            let mut agent = parked.unwrap_or_else(|| Agent::new(self.seq_floor()));
             agent.ephemeral = spec.ephemeral;
+            agent.key = spec.key;
             // The slot file is the truth about tokens: a Node bridge may have served the slot.
             agent.tokens = spec.tokens.into_iter().collect();
             agent.grants =
                 spec.grants.into_iter().map(|(path, member, id)| ((path, member), id)).collect();
             let seen = self.record(&id).map_or(0, |record| record.version);
+            let seen = seen.max(agent.version).max(self.version_floor());
             let subscribed = agent
                 .tokens
                 .keys()
@@ -70,13 +78,14 @@ impl Node {
                 cwd: spec.cwd,
                 pid: i64::from(self.config.pid),
                 started_at: now.unix.iso(),
-                visibility: Visibility::Visible,
+                visibility,
                 status: AgentStatus::Active,
-                tags: Vec::new(),
+                tags,
                 subscribed_rooms: subscribed,
             });
             agent
         });
+        self.keep_agent(id);
         self.log(LogEvent::new("agent_added").with("agent", id).with("data_port", add.data_port));
         self.formation.forget(&id);
         self.directory.remove(&id);
@@ -137,7 +146,10 @@ impl Node {
         }
         let Some(device) = self.devices.remove(&id) else { return };
         if let Some(mut agent) = device.agent {
-            for (_, decision) in std::mem::take(&mut agent.decisions) {
+            for (decision_id, decision) in std::mem::take(&mut agent.decisions) {
+                if !agent.ephemeral {
+                    self.keep(Record::AskedDone { agent: id, id: decision_id });
+                }
                 for to in decision.waiters {
                     self.answer(to, error("not_connected"), now);
                 }
@@ -145,11 +157,13 @@ impl Node {
             let queued: Vec<_> =
                 agent.outgoing.iter().map(|(to, entry)| (*to, entry.clone())).collect();
             self.leave_copies(id, queued, now);
-            agent.outgoing = super::Outgoing::default();
+            agent.outgoing.clear();
             agent.leaving.clear();
             agent.joining.clear();
             if !agent.ephemeral && self.parked.len() < MAX_PARKED {
                 self.parked.insert(id, agent);
+            } else if !agent.ephemeral {
+                self.keep(Record::AgentGone { agent: id });
             }
         }
         self.log(LogEvent::new("agent_removed").with("agent", id));
@@ -191,6 +205,7 @@ impl Node {
         }
         let event = DeliveryEvent::RoomJoinRequest { room: path.to_string(), requester_id: from };
         let Some(agent) = self.agent_mut(&local) else { return Answer::Now(error("denied")) };
+        let new = !agent.decisions.contains_key(&id);
         let decision = agent.decisions.entry(id.clone()).or_insert_with(|| Decision {
             id,
             event: Some(event.clone()),
@@ -204,6 +219,10 @@ impl Node {
         decision.deadline = now.mono + APPROVAL_WINDOW_MS;
         decision.waiters.push(to);
         let over = (decision.waiters.len() > MAX_WAITERS).then(|| decision.waiters.remove(0));
+        let stored = if new { durable::asked(local, decision) } else { None };
+        if let Some(stored) = stored {
+            self.keep(stored);
+        }
         if let Some(over) = over {
             self.release_waiter(over);
             self.answer(over, too_many(), now);
@@ -255,6 +274,8 @@ impl Node {
         else {
             return Some(not_pending);
         };
+        self.keep(Record::AskedDone { agent, id: decision.id.clone() });
+        self.keep_losses(agent);
         if !accept {
             let outcome = Outcome::Error { code: "denied".into(), message: reason };
             for to in decision.waiters {
@@ -277,22 +298,26 @@ impl Node {
                 room.record_invite(requester);
             }
             self.broadcast_room(agent, path, now);
-        } else if let Some(held) = self.agent_mut(&agent) {
-            held.opened.insert(path.clone());
+        } else {
+            self.open(agent, path);
         }
     }
 
     pub(super) fn decisions_upkeep(&mut self, now: Now) {
-        let mut late = Vec::new();
-        for device in self.devices.values_mut() {
+        let (mut late, mut over) = (Vec::new(), Vec::new());
+        for (id, device) in &mut self.devices {
             let Some(agent) = device.agent.as_mut() else { continue };
             agent.decisions.retain(|_, decision| {
                 let live = decision.deadline > now.mono;
                 if !live {
                     late.append(&mut decision.waiters);
+                    over.push((*id, decision.id.clone()));
                 }
                 live
             });
+        }
+        for (agent, id) in over {
+            self.keep(Record::AskedDone { agent, id });
         }
         for to in late {
             self.release_waiter(to);

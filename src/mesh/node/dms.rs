@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::super::delivery::{MAX_QUEUED, MAX_QUEUED_MS, Queued};
 use super::super::events::DeliveryState;
+use super::super::journal::Record;
 use super::super::records::{Now, Visibility};
 use super::super::session::{APPROVAL_GRACE_MS, APPROVAL_WINDOW_MS, SessionId};
 use super::super::wire::capability;
@@ -79,7 +80,11 @@ impl Node {
             return;
         }
         let record = self.record(&recipient);
+        // Somebody it has written with may be away since before a restart.
+        let spoken_with = RoomPath::dm(agent, recipient)
+            .is_some_and(|path| self.replica.dm_history(&path).is_some());
         let known = record.is_some()
+            || spoken_with
             || self.is_reachable(&recipient)
             || self.directory.get(&recipient).is_some();
         let ghost = record.is_some_and(|record| record.visibility == Visibility::Ghost);
@@ -109,8 +114,10 @@ impl Node {
         if let Some(Op::Send { reply_by, .. }) = self.ops.get_mut(&op) {
             *reply_by = now.mono + CONSENT_PATIENCE_MS.max(wait_ms);
         }
+        self.open(agent, &path);
+        let mut entry = entry;
+        self.keep_queued(agent, recipient, &mut entry, true);
         let Some(held) = self.agent_mut(&agent) else { return };
-        held.opened.insert(path);
         let consent = held.consents.entry(recipient).or_default();
         consent.held.push((entry, Some(op)));
         let over = (consent.held.len() > MAX_QUEUED).then(|| consent.held.remove(0));
@@ -120,6 +127,13 @@ impl Node {
         }
         if !asking {
             self.ask_consent(agent, recipient, now);
+        }
+    }
+
+    /// The other side of a conversation need not ask our agent any more.
+    pub(super) fn open(&mut self, agent: DeviceId, path: &RoomPath) {
+        if self.agent_mut(&agent).is_some_and(|held| held.opened.insert(path.clone())) {
+            self.keep(Record::Opened { agent, path: path.to_string() });
         }
     }
 

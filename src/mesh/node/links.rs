@@ -425,7 +425,7 @@ impl Node {
             Checked::Revocations(entries) => {
                 if self.sessions.get(&id).is_some_and(Session::is_admitted) {
                     for entry in entries {
-                        self.revocations.insert(remote, entry);
+                        self.revoked(remote, entry);
                     }
                 }
             }
@@ -567,6 +567,7 @@ impl Node {
         self.decisions_upkeep(now);
         self.ops_upkeep(now);
         self.delivery_upkeep(now);
+        self.durable_upkeep(now);
         self.port_sessions_upkeep();
         self.shutdown_upkeep(now);
     }

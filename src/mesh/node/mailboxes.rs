@@ -46,7 +46,7 @@ impl Node {
     ) -> Result<u64, MailboxFull> {
         let bytes = event_bytes(&event);
         let event = Arc::new(event);
-        let Some(held) = self.agent_mut(&agent) else { return Err(MailboxFull) };
+        let Some(held) = self.kept_agent_mut(&agent) else { return Err(MailboxFull) };
         let seq = match held.mailbox.push(Arc::clone(&event), bytes.len(), now.unix) {
             Ok(seq) => seq,
             Err(full) => {
@@ -54,6 +54,7 @@ impl Node {
                 return Err(full);
             }
         };
+        self.keep_losses(agent);
         if let Some((sender, message)) = event.message_key() {
             self.log_traffic(|| {
                 LogEvent::new("message_received")
@@ -63,9 +64,16 @@ impl Node {
             });
         }
         self.outputs.push_back(Output::AgentEvent { agent, seq, event });
+        if self.agent(&agent).is_some_and(|held| held.ephemeral) {
+            // Its mailbox ends with it: there is nothing to wait for.
+            if let Some(to) = answer {
+                self.answer(to, ok(), now);
+            }
+            return Ok(seq);
+        }
         let record = Record::Mailbox { agent, seq, at: now.unix, event: bytes };
         let answers = answer.into_iter().collect();
-        self.commit(vec![record], Some(Stored { agent, seq, answers }));
+        self.commit(vec![record], Stored { agent, seq, answers });
         Ok(seq)
     }
 
@@ -92,7 +100,7 @@ impl Node {
             return Answer::Now(ok());
         }
         let record = Record::Mailbox { agent, seq, at, event: event_bytes(&event) };
-        self.commit(vec![record], Some(Stored { agent, seq, answers: vec![to] }));
+        self.commit(vec![record], Stored { agent, seq, answers: vec![to] });
         Answer::Later
     }
 
@@ -106,15 +114,16 @@ impl Node {
         let _full_mailbox_has_been_logged = self.push_event(agent, event, None, now);
     }
 
-    pub(super) fn commit(&mut self, records: Vec<Record>, stored: Option<Stored>) {
+    fn commit(&mut self, records: Vec<Record>, stored: Stored) {
         let ticket = Ticket(self.id());
-        if let Some(stored) = stored {
-            self.stored.insert(ticket, stored);
-        }
+        self.stored.insert(ticket, stored);
         self.outputs.push_back(Output::Commit { ticket, records });
     }
 
     pub(super) fn committed(&mut self, ticket: Ticket, done: bool) {
+        if self.changes_kept(ticket, done) {
+            return;
+        }
         let Some(Stored { agent, seq, answers }) = self.stored.remove(&ticket) else { return };
         let now = self.last_now.unwrap_or_default();
         let mut safe = done;
@@ -142,7 +151,13 @@ impl Node {
         if released.is_empty() {
             return;
         }
-        self.commit(vec![Record::Acknowledged { agent, seq }], None);
+        let up_to = held.mailbox.acknowledged();
+        self.keep(Record::Acknowledged { agent, seq: up_to });
+        for numbered in &released {
+            if let Some((author, message)) = numbered.event.message_key() {
+                self.keep(Record::Seen { agent, seq: numbered.seq, author, message });
+            }
+        }
         // Acknowledged is as good as stored: whoever waits need not wait for the store.
         let early: Vec<Ticket> = self
             .stored
@@ -201,7 +216,15 @@ impl Node {
         now: Now,
     ) -> Queued {
         let number = self.agent_mut(&agent).map_or(0, |held| held.outgoing.number());
-        Queued { number, path, params, message_id, queued_at: now.unix, reason: "not_connected" }
+        Queued {
+            number,
+            path,
+            params,
+            message_id,
+            queued_at: now.unix,
+            reason: "not_connected",
+            kept: false,
+        }
     }
 
     /// Sends a request to a member or participant, or queues it behind those that wait already.
@@ -301,17 +324,7 @@ impl Node {
         if !retry {
             self.report(agent, recipient, &entry, state, op, false, now);
             self.spread_copies(agent, recipient, &entry, now);
-            self.commit(
-                vec![Record::Outgoing {
-                    agent,
-                    recipient,
-                    number: entry.number,
-                    path: entry.path.to_string(),
-                    params: entry.params.encode(),
-                    queued_at: entry.queued_at,
-                }],
-                None,
-            );
+            self.keep_queued(agent, recipient, &mut entry, false);
         }
         let Some(held) = self.agent_mut(&agent) else {
             // Out of service meanwhile: what it leaves unsent is sent for it.
@@ -334,8 +347,8 @@ impl Node {
         retry: bool,
         now: Now,
     ) {
-        if retry {
-            self.commit(vec![Record::OutgoingDone { agent, number: entry.number }], None);
+        if entry.kept && !matches!(state, DeliveryState::Queued { .. }) {
+            self.keep(Record::OutgoingDone { agent, number: entry.number });
         }
         let Some(message_id) = entry.message_id.clone() else { return };
         let event = |name| {
@@ -489,7 +502,7 @@ impl Node {
             }
         }
         for (recipient, (author, message)) in self.copies.expire(now.unix) {
-            self.commit(vec![Record::CopyDone { recipient, author, message }], None);
+            self.keep(Record::CopyDone { recipient, author, message });
         }
         let due: Vec<(DeviceId, u64)> = self
             .hand_overs
@@ -577,7 +590,7 @@ impl Node {
         for key in messages {
             if self.copies.release(&recipient, &key).is_some() {
                 let (author, message) = key.clone();
-                self.commit(vec![Record::CopyDone { recipient, author, message }], None);
+                self.keep(Record::CopyDone { recipient, author, message });
             }
             // A holder was faster than we, who had no way to the recipient.
             if let Some(held) = self.agent_mut(&key.0)
@@ -685,10 +698,9 @@ impl Node {
             );
             self.tell_released(recipient, vec![key.clone()], now);
         }
-        let done = Record::CopyDone { recipient, author, message: message.clone() };
-        self.commit(vec![done], None);
-        // An author of ours, which had left it with us.
-        if self.agent(&author).is_some() {
+        self.keep(Record::CopyDone { recipient, author, message: message.clone() });
+        // An author of ours, which had left it with us; it reads its mailbox when it is back.
+        if self.is_ours(&author) {
             let room = match copy.event {
                 DeliveryEvent::RoomMessage { message } => Some(message.room),
                 _ => None,
@@ -726,19 +738,20 @@ impl Node {
 
     /// Puts a message into its history.
     pub(super) fn remember(&mut self, event: &DeliveryEvent) {
+        let now = self.last_now.unwrap_or_default().unix;
         match event {
             DeliveryEvent::RoomMessage { message } => {
                 if let Ok(path) = RoomPath::parse(&message.room)
                     && let Some(history) = self.replica.room_history_mut(&path)
                 {
-                    history.add(message.clone());
+                    history.add(message.clone(), now);
                 }
             }
             DeliveryEvent::Dm { message } => {
                 if let Some(path) = RoomPath::dm(message.from, message.to)
                     && let Some(history) = self.replica.dm_history_mut(&path)
                 {
-                    history.add(message.clone());
+                    history.add(message.clone(), now);
                 }
             }
             _ => {}
@@ -754,16 +767,15 @@ impl Node {
         now: Now,
     ) {
         for (recipient, entry) in queued {
-            let mut records = vec![Record::OutgoingDone { agent, number: entry.number }];
+            self.keep(Record::OutgoingDone { agent, number: entry.number });
             if let Some(event) = Self::event_of(agent, recipient, &entry)
                 && let Some((author, message)) = event.message_key()
             {
                 let (bytes, since) = (event_bytes(&event), entry.queued_at);
                 if self.copies.hold(recipient, event, since) {
-                    records.push(Record::Copy { recipient, author, message, event: bytes, since });
+                    self.keep(Record::Copy { recipient, author, message, event: bytes, since });
                 }
             }
-            self.commit(records, None);
             if self.is_reachable(&recipient) {
                 self.schedule_hand_over(recipient, now);
             }

@@ -9,6 +9,7 @@
 mod commands;
 mod control;
 mod dms;
+mod durable;
 mod gossip;
 mod links;
 mod mailboxes;
@@ -25,6 +26,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Delivery};
+pub use durable::{RecoverError, Restorable};
 pub use links::MAX_SESSIONS;
 pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
 pub use rooms::MAX_INVITATIONS_OF_OWNER;
@@ -109,6 +111,8 @@ pub struct AgentSpec {
     pub harness: String,
     /// Working directory.
     pub cwd: String,
+    /// Directory or name behind its slot.
+    pub key: String,
     /// Room tokens kept in its slot file.
     pub tokens: Vec<(RoomPath, CoseSign1)>,
     /// Token ids it has issued: (room, member) to id.
@@ -218,8 +222,13 @@ pub enum Input {
     },
     /// A batch is stored.
     Committed(Ticket),
-    /// A batch could not be stored.
-    CommitFailed(Ticket),
+    /// A batch could not be stored, and comes back.
+    CommitFailed {
+        /// Which.
+        ticket: Ticket,
+        /// What was in it.
+        records: Vec<Record>,
+    },
     /// A change of an identity file is on disk, or has failed and been reported.
     IdentitySaved(Ticket),
     /// Result of [`Output::ProbePids`].
@@ -423,6 +432,10 @@ struct Consent {
 /// The agent behind a hosted device.
 struct Agent {
     pub ephemeral: bool,
+    /// Directory or name behind its slot.
+    pub key: String,
+    /// Version of its record when that was forgotten.
+    pub version: u64,
     pub mailbox: Mailbox,
     pub outgoing: Outgoing,
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
@@ -508,6 +521,7 @@ pub struct Node {
     revocations: RevocationView,
     tokens: TokenCache,
     copies: Copies,
+    durable: durable::Durable,
     hand_overs: BTreeMap<DeviceId, HandOver>,
     own_queues: BTreeMap<DeviceId, Vec<DeliveryEvent>>,
     contradicted: BTreeMap<DeviceId, u64>,
@@ -581,6 +595,7 @@ impl Node {
             revocations: RevocationView::default(),
             tokens: TokenCache::default(),
             copies: Copies::default(),
+            durable: durable::Durable::default(),
             hand_overs: BTreeMap::new(),
             own_queues: BTreeMap::new(),
             contradicted: BTreeMap::new(),
@@ -643,7 +658,10 @@ impl Node {
             Input::RemoveDevice(device) => self.remove_device(device, now),
             Input::Command { op, agent, command } => self.command(op, agent, command, now),
             Input::Committed(ticket) => self.committed(ticket, true),
-            Input::CommitFailed(ticket) => self.committed(ticket, false),
+            Input::CommitFailed { ticket, records } => {
+                self.committed(ticket, false);
+                self.write_anew(records, now);
+            }
             Input::IdentitySaved(ticket) => self.identity_saved(ticket, now),
             Input::DeadPids(dead) => self.dead_pids(&dead, now),
             Input::Tick => {}
@@ -652,6 +670,7 @@ impl Node {
         self.settle(now);
         self.upkeep(now);
         self.settle(now);
+        self.keep_changes(now);
     }
 
     /// The next thing to do, oldest first.
@@ -793,10 +812,13 @@ impl Device {
 }
 
 impl Agent {
-    fn new() -> Self {
+    /// `floor`: events are numbered above it.
+    fn new(floor: u64) -> Self {
         Self {
             ephemeral: false,
-            mailbox: Mailbox::default(),
+            key: String::new(),
+            version: 0,
+            mailbox: Mailbox::above(floor),
             outgoing: Outgoing::default(),
             tokens: BTreeMap::new(),
             grants: BTreeMap::new(),

@@ -287,6 +287,18 @@ impl Node {
         matches!(event, DeliveryEvent::DeliveryStatus { message_id: id, .. } if id == message_id)
     }
 
+    /// How much waits here from an agent of ours for a recipient, and since when.
+    #[must_use]
+    pub fn backlog(&self, agent: &DeviceId, recipient: &DeviceId) -> Option<(usize, UnixMillis)> {
+        let held = self.agent(agent)?;
+        let queued =
+            held.outgoing.iter().filter(|(to, _)| *to == recipient).map(|(_, entry)| entry);
+        let asking = held.consents.get(recipient).into_iter().flat_map(|c| c.held.iter());
+        let since: Vec<UnixMillis> =
+            queued.chain(asking.map(|(entry, _)| entry)).map(|entry| entry.queued_at).collect();
+        Some((since.len(), since.into_iter().min()?))
+    }
+
     /// Peers with a session.
     #[must_use]
     pub fn peer_count(&self) -> usize {
@@ -316,7 +328,10 @@ impl Node {
                 }),
             }
         }
-        let agents = || self.devices.values().filter_map(|device| device.agent.as_ref());
+        let agents = || {
+            let served = self.devices.values().filter_map(|device| device.agent.as_ref());
+            served.chain(self.parked.values())
+        };
         let held = agents().flat_map(|agent| agent.consents.values()).flat_map(|c| c.held.iter());
         let outgoing: Vec<UnixMillis> = agents()
             .flat_map(|agent| agent.outgoing.iter())

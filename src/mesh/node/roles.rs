@@ -257,7 +257,10 @@ impl Node {
             .map(|agent| agent.id)
             .collect();
         for agent in old {
-            self.replica.remove_agent(&agent);
+            let record = self.replica.remove_agent(&agent);
+            if let (Some(record), Some(held)) = (record, self.parked.get_mut(&agent)) {
+                held.version = record.version;
+            }
             self.own_queues.remove(&agent);
             self.directory.remove(&agent);
             self.machines.remove(&agent);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::events::{DeliveryEvent, DeliveryState, MemberInfo};
+use super::super::journal::Record;
 use super::super::message::{MeshMessage, Patch};
 use super::super::records::{
     AgentStatus, DmMessage, MAX_TEXT_BYTES, Now, RoomMessage, RoomRecord, RoomType,
@@ -172,7 +173,22 @@ impl Node {
             }
         }
         if let Ok(entry) = RevocationEntry::parse(&entry) {
-            self.revocations.insert(local, entry);
+            self.revoked(local, entry);
+        }
+    }
+
+    /// Somebody (or we) has revoked a token.
+    pub(super) fn revoked(&mut self, source: DeviceId, entry: RevocationEntry) {
+        let (token, issuer) = entry.key();
+        let signed = entry.signed().encode();
+        if self.revocations.insert(source, entry) {
+            self.keep(Record::Revocation { token, issuer, source, entry: signed });
+        }
+    }
+
+    fn forget_invitation(&mut self, agent: DeviceId, path: &RoomPath) {
+        if self.agent_mut(&agent).is_some_and(|held| held.invitations.remove(path)) {
+            self.keep(Record::InvitedDone { agent, path: path.to_string() });
         }
     }
 
@@ -185,10 +201,8 @@ impl Node {
     }
 
     pub(super) fn give_up_token(&mut self, agent: DeviceId, path: &RoomPath) {
-        let had = self.agent_mut(&agent).is_some_and(|held| {
-            held.invitations.remove(path);
-            held.tokens.remove(path).is_some()
-        });
+        self.forget_invitation(agent, path);
+        let had = self.agent_mut(&agent).is_some_and(|held| held.tokens.remove(path).is_some());
         if had {
             let change = IdentityChange::RoomToken { path: path.clone(), token: None };
             self.save_identity(agent, change);
@@ -778,8 +792,9 @@ impl Node {
         };
         if let Some(held) = self.agent_mut(&local)
             && !held.tokens.contains_key(&path)
+            && held.invitations.insert(path.clone())
         {
-            held.invitations.insert(path.clone());
+            self.keep(Record::Invited { agent: local, path: path.to_string() });
         }
         self.keep_token(local, &path, token);
         self.show(local, event, now);
@@ -1054,9 +1069,7 @@ impl Node {
         now: Now,
     ) {
         let Some(owner) = path.owner() else { return };
-        if let Some(held) = self.agent_mut(&agent) {
-            held.invitations.remove(path);
-        }
+        self.forget_invitation(agent, path);
         let before = self.replica.room(path).map(|room| room.members.clone()).unwrap_or_default();
         if !self.is_hosted(&owner) {
             match answer.get(ROOM_RECORD).and_then(|record| cbor::from_value(record).ok()) {

@@ -90,6 +90,7 @@ impl Node {
 
     /// Raises the version of our agent's record above everything seen for it.
     pub(super) fn touch_own_record(&mut self, agent: &DeviceId) -> Option<&mut AgentRecord> {
+        self.keep_agent(*agent);
         let record = self.replica.agent_mut(agent)?;
         record.version += 1;
         Some(record)
@@ -278,6 +279,7 @@ impl Node {
         }
         if wrong || version > record.version {
             record.version = record.version.max(version);
+            self.keep_agent(id);
         }
         if wrong {
             self.contradict(id, now);
@@ -409,7 +411,7 @@ impl Node {
                     // Who has read a message of ours is for receipts to say.
                     let ours = self.devices.contains_key(&message.from);
                     if !ours || history.find(&message.id).is_none() {
-                        history.add(message);
+                        history.add(message, now.unix);
                     }
                 }
             }
@@ -422,7 +424,7 @@ impl Node {
                     let ours = self.devices.contains_key(&message.from);
                     let fits = RoomPath::dm(message.from, message.to).is_some_and(|dm| dm == path);
                     if fits && message.fits() && (!ours || history.find(&message.id).is_none()) {
-                        history.add(message);
+                        history.add(message, now.unix);
                     }
                 }
             }
@@ -515,7 +517,7 @@ impl Node {
                     .with("author", author)
                     .with("message", message),
             );
-            self.commit(vec![record], None);
+            self.keep(record);
             if self.is_reachable(&agent) {
                 self.schedule_hand_over(agent, now);
             }

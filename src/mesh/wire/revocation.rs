@@ -113,6 +113,8 @@ pub struct RevocationEntry {
     /// What it says, the authorization taken out.
     claims: RevocationClaims,
     authorization: Option<Arc<ParsedToken>>,
+    /// As it was signed.
+    signed: CoseSign1,
 }
 
 impl RevocationEntry {
@@ -136,7 +138,19 @@ impl RevocationEntry {
             .take()
             .and_then(|encoded| CoseSign1::decode(&encoded))
             .map(|token| Arc::new(ParsedToken::parse(&token)));
-        Ok(Self { claims, authorization })
+        Ok(Self { claims, authorization, signed: entry.clone() })
+    }
+
+    /// What it is found by: digest of the token's id, and who revokes.
+    #[must_use]
+    pub fn key(&self) -> (TokenDigest, DeviceId) {
+        (Sha256::digest(&self.claims.token_id).into(), self.claims.issuer)
+    }
+
+    /// The entry as it was signed.
+    #[must_use]
+    pub fn signed(&self) -> &CoseSign1 {
+        &self.signed
     }
 
     /// The token that it is about.
@@ -153,7 +167,7 @@ impl RevocationEntry {
 }
 
 /// SHA-256 of a token id: ids may be of any length, their digests cost the same.
-type TokenDigest = [u8; 32];
+pub type TokenDigest = [u8; 32];
 
 /// The revocations known, at most [`MAX_REVOCATIONS`].
 ///
@@ -165,6 +179,7 @@ pub struct RevocationView {
     by_issuer: HashSet<(TokenDigest, DeviceId)>,
     delegated: HashMap<TokenDigest, VecDeque<Delegated>>,
     heard_from: HashMap<DeviceId, VecDeque<(TokenDigest, DeviceId)>>,
+    driven_out: Vec<(TokenDigest, DeviceId)>,
 }
 
 #[derive(Debug)]
@@ -194,7 +209,7 @@ impl RevocationView {
 
     /// Adds an entry heard from `source` (for our own: our device). Whether it was new.
     pub fn insert(&mut self, source: DeviceId, entry: RevocationEntry) -> bool {
-        let key = (Sha256::digest(&entry.claims.token_id).into(), entry.claims.issuer);
+        let key = entry.key();
         let new = self.by_issuer.insert(key);
         if let Some(authorization) = entry.authorization {
             let delegated = self.delegated.entry(key.0).or_default();
@@ -213,6 +228,11 @@ impl RevocationView {
         new
     }
 
+    /// Entries that had to make room since this was asked last.
+    pub fn take_driven_out(&mut self) -> Vec<(TokenDigest, DeviceId)> {
+        std::mem::take(&mut self.driven_out)
+    }
+
     fn make_room(&mut self) {
         let Some((source, queue)) = self.heard_from.iter_mut().max_by_key(|(_, q)| q.len()) else {
             return;
@@ -224,6 +244,7 @@ impl RevocationView {
         }
         let Some(key) = oldest else { return };
         self.by_issuer.remove(&key);
+        self.driven_out.push(key);
         if let Some(delegated) = self.delegated.get_mut(&key.0) {
             delegated.retain(|known| known.issuer != key.1);
             if delegated.is_empty() {

@@ -295,6 +295,7 @@ fn who_has_gone_takes_no_place_of_those_who_are_here() {
             name: "fly".into(),
             harness: "sim".into(),
             cwd: "/".into(),
+            key: "/".into(),
             tokens: Vec::new(),
             grants: Vec::new(),
             ephemeral: true,

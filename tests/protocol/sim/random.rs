@@ -5,8 +5,10 @@
 //! * exactly one coordinator, accepted by all, and one holder of the port,
 //! * one view of agents and of rooms with their members,
 //! * nothing waits any more, and every message that a surviving daemon acknowledged or held has
-//!   been shown to its recipient, or its author has been told why not,
-//! * nothing was ever shown twice to one incarnation of an agent (the world watches that).
+//!   been shown to its recipient, or its author has been told why not. A durable daemon survives
+//!   its crashes: it loses only what it had not said that it holds,
+//! * nothing was ever shown twice to one incarnation of an agent, nor to any of them once its
+//!   acknowledgement had been answered (the world watches that).
 //!
 //! `COMMSD_SIM_SEEDS=n` runs n seeds, `COMMSD_SIM_SEED=n` one of them.
 
@@ -68,8 +70,11 @@ impl Run {
         // Small meshes are as instructive as large ones, and cheaper.
         let hosts = *rng.pick(&[3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 7, 9]);
         let first_contact = rng.per_mille(850);
+        // Those that store nothing lose everything in a crash, as the reference does.
+        let durable_share = *rng.pick(&[0, 500, 1000, 1000]);
         for n in 0..hosts {
-            let host = world.host_as(HostSpec { first_contact, ..HostSpec::default() });
+            let durable = rng.per_mille(durable_share);
+            let host = world.host_as(HostSpec { first_contact, durable, ..HostSpec::default() });
             let agents = if rng.per_mille(200) { 2 } else { 1 };
             for m in 0..agents {
                 world.agent(host, &format!("agent-{n}-{m}"));
@@ -374,7 +379,8 @@ impl Run {
                 };
                 assert!(!delivered || shown, "acknowledged and not shown: {}", context());
                 // The author's memory of it has survived, or somebody held a copy and has.
-                let author_lives = world.hosts[sent.host].life == sent.life;
+                let author_lives =
+                    world.hosts[sent.host].life == sent.life || world.hosts[sent.host].spec.durable;
                 let queued =
                     states.iter().any(|state| matches!(state, DeliveryState::Queued { .. }));
                 let holder_lives = queued && self.is_held(&recipient, message_id);

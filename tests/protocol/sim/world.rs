@@ -27,7 +27,7 @@ use commsd::mesh::wire::cose::CoseSign1;
 use commsd::mesh::wire::frame::Frame;
 use commsd::mesh::wire::room_path::RoomPath;
 use commsd::mesh::wire::token::TokenCache;
-use commsd::store::{Faults, FaultyStore};
+use commsd::store::{Faults, FaultyStore, Store as _};
 
 use super::rng::Rng;
 
@@ -88,11 +88,13 @@ pub struct HostSpec {
     pub first_contact: bool,
     /// Listens on the network (`--listen`).
     pub listens: bool,
+    /// What it has stored outlives its crash.
+    pub durable: bool,
 }
 
 impl Default for HostSpec {
     fn default() -> Self {
-        Self { machine: 0, user: 1000, first_contact: true, listens: false }
+        Self { machine: 0, user: 1000, first_contact: true, listens: false, durable: false }
     }
 }
 
@@ -130,8 +132,12 @@ pub struct Slot {
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
     pub grants: BTreeMap<(RoomPath, DeviceId), Vec<u8>>,
     pub shown: Vec<Shown>,
-    /// Messages shown to this incarnation.
+    /// Messages shown to this incarnation; where its daemon is durable, to all of them.
     known: BTreeSet<(DeviceId, String)>,
+    /// Those of them whose acknowledgement has been answered.
+    taken: BTreeSet<(DeviceId, String)>,
+    /// Messages shown again after a crash.
+    pub again: usize,
     ack_due: u64,
     /// The client is there.
     connected: bool,
@@ -191,6 +197,7 @@ pub struct Host {
     paused_until: u64,
     held: Vec<Input>,
     store: FaultyStore,
+    store_due: u64,
     tick_at: Option<u64>,
     ticks: (u64, u32),
     pub log: Vec<(u64, LogEvent)>,
@@ -301,6 +308,8 @@ pub struct World {
     next: u64,
     next_port: u16,
     next_op: u64,
+    /// Acknowledgements that are not answered yet.
+    acks: BTreeMap<OpId, (DeviceId, u64)>,
     gossip: HashMap<u64, Checked>,
     scripts: Vec<Option<Script>>,
     /// Frames carried, for the measurements.
@@ -333,6 +342,7 @@ impl World {
             next: 0,
             next_port: 40_000,
             next_op: 0,
+            acks: BTreeMap::new(),
             gossip: HashMap::new(),
             scripts: Vec::new(),
             carried: 0,
@@ -359,6 +369,7 @@ impl World {
             paused_until: 0,
             held: Vec::new(),
             store: FaultyStore::new(self.seed ^ (index as u64) << 32, Faults::default()),
+            store_due: 0,
             tick_at: None,
             ticks: (0, 0),
             log: Vec::new(),
@@ -421,9 +432,15 @@ impl World {
         };
         let entropy = SeededEntropy::new(self.rng.next());
         let now = self.clock(host);
-        let node = Node::new(config, key(self.hosts[host].key), port, Box::new(entropy), now);
+        let mut node = Node::new(config, key(self.hosts[host].key), port, Box::new(entropy), now);
+        if spec.durable {
+            let store = &mut self.hosts[host].store;
+            let live = store.live().unwrap();
+            node.recover(store.begin(live).unwrap(), now).unwrap();
+        }
         self.hosts[host].brain = Brain::Node(Box::new(node));
         self.hosts[host].tick_at = None;
+        self.hosts[host].store_due = 0;
         let own = BTreeSet::from([Self::ip(spec.machine), IpAddr::V4(Ipv4Addr::LOCALHOST)]);
         self.input(host, Input::LocalAddresses(own));
         self.input(host, Input::Start);
@@ -499,6 +516,8 @@ impl World {
                 grants: BTreeMap::new(),
                 shown: Vec::new(),
                 known: BTreeSet::new(),
+                taken: BTreeSet::new(),
+                again: 0,
                 ack_due: 0,
                 connected: false,
                 position: (0, 0),
@@ -548,6 +567,7 @@ impl World {
             name: slot.name.clone(),
             harness: "sim".into(),
             cwd: format!("/work/{}", slot.name),
+            key: format!("/work/{}", slot.name),
             tokens: slot.tokens.iter().map(|(path, token)| (path.clone(), token.clone())).collect(),
             grants: slot
                 .grants
@@ -642,12 +662,16 @@ impl World {
         self.forget_shown(host);
     }
 
-    /// The agents of a host that comes back are new incarnations.
+    /// The agents of a host that comes back are new incarnations, unless it remembers them.
     fn forget_shown(&mut self, host: usize) {
+        let durable = self.hosts[host].spec.durable;
         for slot in self.slots.values_mut().filter(|slot| slot.host == host) {
-            slot.known.clear();
+            if !durable {
+                slot.known.clear();
+            }
             slot.connected = false;
         }
+        self.acks.retain(|_, (agent, _)| self.slots[agent].host != host);
     }
 
     /// The process has ended: its sessions end as the operating system ends them.
@@ -966,7 +990,7 @@ impl World {
                 if self.hosts[host].life == life && self.is_up(host) {
                     let input = match self.hosts[host].store.finish(number) {
                         Ok(()) => Input::Committed(ticket),
-                        Err(_) => Input::CommitFailed(ticket),
+                        Err((_, records)) => Input::CommitFailed { ticket, records },
                     };
                     self.input(host, input);
                 }
@@ -983,7 +1007,7 @@ impl World {
                         .map(|shown| shown.seq)
                         .max();
                     if let Some(seq) = last {
-                        self.command(agent, Command::Acknowledge(seq));
+                        self.acknowledge(agent, seq);
                     }
                 }
             }
@@ -1329,7 +1353,10 @@ impl World {
                 let submission = self.hosts[host].store.submit(records);
                 let number = submission.number;
                 let event = Event::CommitEnds { host, life, ticket, number };
-                self.schedule(submission.takes_ms, event);
+                // The store takes one after another.
+                let due = self.hosts[host].store_due.max(self.now + submission.takes_ms);
+                self.hosts[host].store_due = due;
+                self.schedule(due - self.now, event);
             }
             Output::SaveIdentity { ticket, device, change } => {
                 self.input_later(host, 1, Input::IdentitySaved(ticket));
@@ -1352,6 +1379,14 @@ impl World {
             }
             Output::AgentEvent { agent, seq, event } => self.show(host, agent, seq, event),
             Output::Reply { op, result } => {
+                if let Some((agent, seq)) = self.acks.remove(&op)
+                    && result.is_ok()
+                {
+                    let slot = self.slots.get_mut(&agent).unwrap();
+                    let of_now = |shown: &&Shown| shown.life == life && shown.seq <= seq;
+                    let shown = slot.shown.iter().filter(of_now);
+                    slot.taken.extend(shown.filter_map(|shown| shown.event.message_key()));
+                }
                 let twice = self.replies.insert(op, result).is_some();
                 assert!(!twice, "seed {}: {op:?} was answered twice", self.seed);
             }
@@ -1373,6 +1408,7 @@ impl World {
                 // What was said is sent before the process ends.
                 self.at(20, move |world| {
                     if world.hosts[host].life == life && world.is_up(host) {
+                        world.hosts[host].store.drain();
                         world.vanish(host);
                         world.forget_shown(host);
                     }
@@ -1423,8 +1459,27 @@ impl World {
         }
         assert!(slot.position < (life, seq), "seed {seed}: events out of order");
         slot.position = (life, seq);
-        if let Some(key) = event.message_key() {
-            assert!(slot.known.insert(key.clone()), "seed {seed}: shown twice: {key:?}");
+        if let Some(key) = event.message_key()
+            && !slot.known.insert(key.clone())
+        {
+            // Only what the daemon could not know to have been taken comes again, after a crash.
+            let before =
+                slot.shown.iter().rfind(|shown| shown.event.message_key().as_ref() == Some(&key));
+            let crashed = before.is_some_and(|shown| shown.life != life);
+            assert!(
+                crashed && !slot.taken.contains(&key),
+                "seed {seed}: shown twice: {key:?} to {}, crashed {crashed}, before {:?}, now {life} {seq}",
+                agent.short(),
+                before.map(|shown| (shown.life, shown.seq))
+            );
+            slot.again += 1;
+        }
+        if self.hosts[host].spec.durable {
+            let other = slot.shown.iter().find(|shown| shown.seq == seq);
+            assert!(
+                other.is_none_or(|shown| shown.event == event),
+                "seed {seed}: one number for two events"
+            );
         }
         slot.shown.push(Shown { seq, event: Arc::clone(&event), life });
         self.react(host, agent, &event);
@@ -1479,6 +1534,13 @@ impl World {
         let host = self.slots[&agent].host;
         self.input_unless_paused(host, Input::Command { op, agent, command });
         op
+    }
+
+    /// An agent's client has everything up to a number.
+    pub fn acknowledge(&mut self, agent: DeviceId, seq: u64) {
+        let op = OpId(self.next_op + 1);
+        self.acks.insert(op, (agent, seq));
+        assert_eq!(self.command(agent, Command::Acknowledge(seq)), op);
     }
 
     /// An agent asks for something and waits for the answer.

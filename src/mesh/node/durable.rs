@@ -1,0 +1,664 @@
+//! What outlives a crash beside the mailboxes: which changes the store is asked to keep at the end
+//! of each input, the answers that wait for it, and the way back (`architecture.md`, Durability).
+//!
+//! Small changes are noted where they happen ([`Node::keep`]); records of agents and rooms and the
+//! histories are compared as a whole by what they have noted as changed. A batch that the store
+//! could not keep is not repeated: what it was about is written anew from what holds by then.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::super::delivery::{Mailbox, Queued, RUN_SEQ_STEP, event_bytes};
+use super::super::events::{DeliveryEvent, DeliveryState};
+use super::super::journal::{Record, Ticket};
+use super::super::log::LogEvent;
+use super::super::records::{
+    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord,
+};
+use super::super::replica::{HistoryLimits, RESTORED_VERSION_STEP};
+use super::super::session::APPROVAL_WINDOW_MS;
+use super::super::wire::cose::CoseSign1;
+use super::super::wire::revocation::RevocationEntry;
+use super::super::wire::room_path::RoomPath;
+use super::{Agent, CommandError, CommandResult, Decision, Node, OpId, Output};
+use crate::codec::cbor::{self, Value};
+use crate::codec::time::UnixMillis;
+use crate::identity::device::DeviceId;
+
+/// Pause after a failure of the store before what it concerned is written anew.
+const AGAIN_MS: u64 = 1_000;
+/// How long an answer waits for the store.
+const HOLD_MS: u64 = 5_000;
+/// Pause between writes of who has read what, which changes often and matters least.
+const READERS_EVERY_MS: u64 = 5_000;
+/// How long messages of an agent that has not come back after a restart wait for it before they
+/// are sent without it.
+const LEAVE_AFTER_MS: u64 = 60_000;
+
+/// What is stored, and what waits for it.
+#[derive(Default)]
+pub(super) struct Durable {
+    /// Whether anything outlives the process.
+    on: bool,
+    /// Runs with this store before this one.
+    runs: u64,
+    pending: Vec<Record>,
+    /// Agents whose record has changed.
+    agents: BTreeSet<DeviceId>,
+    /// Agents of which everything has to be written anew.
+    anew: BTreeSet<DeviceId>,
+    /// Other things that have to be written anew, as records that may be repeated.
+    owed: Vec<Record>,
+    again_at: u64,
+    readers_at: u64,
+    leave_at: Option<u64>,
+    /// Rooms that are stored.
+    rooms: BTreeSet<RoomPath>,
+    outstanding: BTreeSet<Ticket>,
+    held: BTreeMap<Ticket, Vec<Held>>,
+    /// Answers that wait until what failed has been written anew.
+    unsettled: Vec<Held>,
+    released: Vec<Output>,
+}
+
+impl Durable {
+    fn is_unsettled(&self) -> bool {
+        !self.anew.is_empty() || !self.owed.is_empty()
+    }
+}
+
+/// An answer that waits for the store.
+struct Held {
+    op: OpId,
+    result: CommandResult,
+    until: u64,
+}
+
+fn waits_for_the_store(result: &CommandResult) -> bool {
+    match result {
+        CommandResult::Sent { deliveries, .. } => {
+            deliveries.iter().any(|d| matches!(d.state, None | Some(DeliveryState::Queued { .. })))
+        }
+        _ => true,
+    }
+}
+
+fn not_stored() -> CommandError {
+    CommandError::new(
+        "store_failed",
+        "it is done, but it could not be stored yet: a crash would undo it",
+    )
+}
+
+/// Stored records that do not fit together. The store is then as good as damaged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a stored {what} cannot be read: it was written by another version, or is damaged")]
+pub struct RecoverError {
+    /// What kind of record.
+    pub what: &'static str,
+}
+
+/// An agent that has something to come back into service for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restorable {
+    /// Who.
+    pub agent: DeviceId,
+    /// Harness of its slot.
+    pub harness: String,
+    /// Directory or name behind its slot.
+    pub key: String,
+    /// Working directory.
+    pub cwd: String,
+}
+
+impl Node {
+    /// What is kept of histories; to be said before anything is restored.
+    pub fn limit_histories(&mut self, limits: HistoryLimits) {
+        self.replica.limit_histories(limits);
+    }
+
+    // --- out ----------------------------------------------------------------------------------------
+
+    /// Has a change stored with the others of this input. Of an agent whose key ends with its
+    /// service nothing is.
+    pub(super) fn keep(&mut self, record: Record) {
+        let passing = record.agent().and_then(|id| self.agent(&id)).is_some_and(|a| a.ephemeral);
+        if self.durable.on && !passing {
+            self.durable.pending.push(record);
+        }
+    }
+
+    /// The record of an agent of ours has changed.
+    pub(super) fn keep_agent(&mut self, agent: DeviceId) {
+        if self.durable.on {
+            self.durable.agents.insert(agent);
+        }
+    }
+
+    /// Has a message stored that waits for its recipient.
+    pub(super) fn keep_queued(
+        &mut self,
+        agent: DeviceId,
+        recipient: DeviceId,
+        entry: &mut Queued,
+        asks: bool,
+    ) {
+        entry.kept = true;
+        self.keep(outgoing(agent, recipient, entry, asks));
+    }
+
+    /// What a mailbox has let go of need not be stored any longer.
+    pub(super) fn keep_losses(&mut self, agent: DeviceId) {
+        let Some(held) = self.kept_agent_mut(&agent) else { return };
+        let losses = held.mailbox.take_losses();
+        for seq in losses.events {
+            self.keep(Record::Withdrawn { agent, seq });
+        }
+        if let Some(up_to) = losses.unseen {
+            self.keep(Record::Unseen { agent, up_to });
+        }
+    }
+
+    /// At the end of every input: asks for everything that has changed to be stored, and holds
+    /// back answers that must not be undone by a crash.
+    pub(super) fn keep_changes(&mut self, now: Now) {
+        let readers = self.durable.readers_at <= now.mono;
+        let rooms = self.replica.take_changed_rooms();
+        let histories = self.replica.take_changed_histories(readers);
+        let driven_out = self.revocations.take_driven_out();
+        if !self.durable.on {
+            return;
+        }
+        if readers {
+            self.durable.readers_at = now.mono + READERS_EVERY_MS;
+        }
+        let mut records = std::mem::take(&mut self.durable.pending);
+        for agent in std::mem::take(&mut self.durable.agents) {
+            records.extend(self.agent_record(&agent));
+        }
+        for path in rooms {
+            records.extend(self.room_record(path));
+        }
+        for change in histories {
+            let path = change.path.to_string();
+            if let Some(up_to) = change.gone_up_to {
+                records.push(Record::MessagesGone { path: path.clone(), up_to });
+            }
+            records.extend(change.messages.into_iter().map(|(seq, at, message)| Record::Message {
+                path: path.clone(),
+                seq,
+                at,
+                message,
+            }));
+        }
+        records.extend(
+            driven_out.into_iter().map(|(token, issuer)| Record::RevocationGone { token, issuer }),
+        );
+        if self.durable.again_at <= now.mono {
+            for agent in std::mem::take(&mut self.durable.anew) {
+                records.extend(self.everything_of(agent));
+            }
+            records.append(&mut self.durable.owed);
+        }
+        if !records.is_empty() {
+            let ticket = Ticket(self.id());
+            self.durable.outstanding.insert(ticket);
+            self.outputs.push_back(Output::Commit { ticket, records });
+            if !self.durable.is_unsettled() && !self.durable.unsettled.is_empty() {
+                let unsettled = std::mem::take(&mut self.durable.unsettled);
+                self.durable.held.insert(ticket, unsettled);
+            }
+        }
+        self.hold_answers(now);
+        self.outputs.extend(std::mem::take(&mut self.durable.released));
+    }
+
+    /// What an agent is told is never undone by a crash: answers that say that something was done,
+    /// or that a message waits here, wait for the store. One that says that a message has arrived
+    /// does not.
+    fn hold_answers(&mut self, now: Now) {
+        let newest = self.durable.outstanding.last().copied();
+        if newest.is_none() && !self.durable.is_unsettled() {
+            return;
+        }
+        let waits = |output: &Output| match output {
+            Output::Reply { result: Ok(result), .. } => waits_for_the_store(result),
+            _ => false,
+        };
+        if !self.outputs.iter().any(waits) {
+            return;
+        }
+        let (held, others) = std::mem::take(&mut self.outputs).into_iter().partition(waits);
+        self.outputs = others;
+        let until = now.mono + HOLD_MS;
+        let held: VecDeque<Output> = held;
+        let held = held.into_iter().filter_map(|output| match output {
+            Output::Reply { op, result: Ok(result) } => Some(Held { op, result, until }),
+            _ => None,
+        });
+        match newest.filter(|_| !self.durable.is_unsettled()) {
+            Some(ticket) => self.durable.held.entry(ticket).or_default().extend(held),
+            None => self.durable.unsettled.extend(held),
+        }
+    }
+
+    /// A batch of changes is stored, or is not. True when the ticket was one of these.
+    pub(super) fn changes_kept(&mut self, ticket: Ticket, done: bool) -> bool {
+        if !self.durable.outstanding.remove(&ticket) {
+            return false;
+        }
+        let held = self.durable.held.remove(&ticket).unwrap_or_default();
+        if done && !self.durable.is_unsettled() {
+            let replies = held
+                .into_iter()
+                .map(|Held { op, result, .. }| Output::Reply { op, result: Ok(result) });
+            self.durable.released.extend(replies);
+        } else {
+            // Nothing is certain until what a failure concerned has been written anew.
+            self.durable.unsettled.extend(held);
+        }
+        true
+    }
+
+    /// A store that does not answer keeps nobody waiting for ever.
+    fn release_held(&mut self, now: Now) {
+        let waiting = self.durable.held.values_mut().chain([&mut self.durable.unsettled]);
+        for held in waiting {
+            for late in held.extract_if(.., |held| held.until <= now.mono) {
+                let reply = Output::Reply { op: late.op, result: Err(not_stored()) };
+                self.durable.released.push(reply);
+            }
+        }
+    }
+
+    /// The store gave a batch back: what it was about is written anew a little later.
+    pub(super) fn write_anew(&mut self, records: Vec<Record>, now: Now) {
+        if !self.durable.on {
+            return;
+        }
+        if self.durable.again_at <= now.mono {
+            self.log(LogEvent::new("changes_not_stored").with("records", records.len()));
+        }
+        self.durable.again_at = now.mono + AGAIN_MS;
+        for record in records {
+            if let Some(agent) = record.agent() {
+                self.durable.anew.insert(agent);
+                continue;
+            }
+            match record {
+                Record::Room { path, .. } | Record::RoomGone { path } => {
+                    if let Ok(path) = RoomPath::parse(&path) {
+                        self.durable.rooms.insert(path.clone());
+                        self.replica.note_room_changed(path);
+                    }
+                }
+                Record::Message { path, .. } | Record::MessagesGone { path, .. } => {
+                    if let Ok(path) = RoomPath::parse(&path) {
+                        self.replica.store_history_again(&path);
+                    }
+                }
+                Record::Copy { recipient, author, message, .. }
+                | Record::CopyDone { recipient, author, message } => {
+                    let key = (author, message);
+                    let owed = self.copy_record(recipient, key);
+                    self.durable.owed.push(owed);
+                }
+                other => self.durable.owed.push(other),
+            }
+        }
+    }
+
+    fn copy_record(&self, recipient: DeviceId, (author, message): (DeviceId, String)) -> Record {
+        let key = (author, message.clone());
+        match self.copies.iter().find(|(held_for, k, _)| **held_for == recipient && **k == key) {
+            Some((_, _, copy)) => Record::Copy {
+                recipient,
+                author,
+                message,
+                event: event_bytes(&copy.event),
+                since: copy.since,
+            },
+            None => Record::CopyDone { recipient, author, message },
+        }
+    }
+
+    fn agent_record(&self, agent: &DeviceId) -> Option<Record> {
+        let held = self.kept_agent(agent)?;
+        let record = cbor::to_value(self.record(agent)?).ok()?.encode();
+        (!held.ephemeral).then(|| Record::Agent { agent: *agent, key: held.key.clone(), record })
+    }
+
+    /// What the store needs of a room: its record while it concerns one of ours.
+    fn room_record(&mut self, path: RoomPath) -> Option<Record> {
+        let kept = self.replica.room(&path).filter(|room| {
+            [&room.members, &room.invited]
+                .into_iter()
+                .flatten()
+                .chain([&room.owner])
+                .any(|agent| self.kept_agent(agent).is_some_and(|held| !held.ephemeral))
+        });
+        match kept.and_then(|room| cbor::to_value(room).ok()) {
+            Some(record) => {
+                let put_out = self.replica.put_out(&path);
+                let name = path.to_string();
+                self.durable.rooms.insert(path);
+                Some(Record::Room { path: name, record: record.encode(), put_out })
+            }
+            None => self
+                .durable
+                .rooms
+                .remove(&path)
+                .then(|| Record::RoomGone { path: path.to_string() }),
+        }
+    }
+
+    fn kept_agent(&self, id: &DeviceId) -> Option<&Agent> {
+        self.agent(id).or_else(|| self.parked.get(id))
+    }
+
+    /// Everything of an agent, in place of whatever is stored of it.
+    fn everything_of(&self, agent: DeviceId) -> Vec<Record> {
+        let mut records = vec![Record::AgentGone { agent }];
+        let Some(held) = self.kept_agent(&agent).filter(|held| !held.ephemeral) else {
+            return records;
+        };
+        records.extend(self.agent_record(&agent));
+        records.push(Record::Acknowledged { agent, seq: held.mailbox.acknowledged() });
+        records.extend(held.mailbox.seen().map(|(seq, (author, message))| Record::Seen {
+            agent,
+            seq: *seq,
+            author: *author,
+            message: message.clone(),
+        }));
+        records.extend(held.mailbox.after(0).map(|numbered| Record::Mailbox {
+            agent,
+            seq: numbered.seq,
+            at: numbered.at,
+            event: event_bytes(&numbered.event),
+        }));
+        for (recipient, entry) in held.outgoing.iter() {
+            records.push(outgoing(agent, *recipient, entry, false));
+        }
+        for (recipient, consent) in &held.consents {
+            for (entry, _) in &consent.held {
+                records.push(outgoing(agent, *recipient, entry, true));
+            }
+        }
+        let path = |path: &RoomPath| path.to_string();
+        records.extend(held.opened.iter().map(|p| Record::Opened { agent, path: path(p) }));
+        records.extend(held.invitations.iter().map(|p| Record::Invited { agent, path: path(p) }));
+        records.extend(held.decisions.values().filter_map(|decision| asked(agent, decision)));
+        records
+    }
+
+    /// Rounds of upkeep.
+    pub(super) fn durable_upkeep(&mut self, now: Now) {
+        self.release_held(now);
+        self.replica.trim_histories(now.unix);
+        if self.durable.leave_at.is_some_and(|at| at <= now.mono) {
+            self.durable.leave_at = None;
+            // Whoever has not come back by now may never do; what it had queued is sent for it.
+            let left: Vec<DeviceId> = self.parked.keys().copied().collect();
+            for agent in left {
+                let Some(held) = self.parked.get_mut(&agent) else { continue };
+                let queued: Vec<_> =
+                    held.outgoing.iter().map(|(to, entry)| (*to, entry.clone())).collect();
+                held.outgoing.clear();
+                self.leave_copies(agent, queued, now);
+            }
+        }
+    }
+
+    // --- the way back ---------------------------------------------------------------------------------
+
+    /// Takes back what was stored, as [`crate::store::Store::live`] returns it, before the first
+    /// input; from then on everything is stored. Agents are out of service until their devices are
+    /// added.
+    ///
+    /// # Errors
+    /// [`RecoverError`] when a record cannot be read.
+    pub fn recover(&mut self, records: Vec<Record>, now: Now) -> Result<(), RecoverError> {
+        self.durable.on = true;
+        let mut agents: BTreeMap<DeviceId, Stored> = BTreeMap::new();
+        let (mut rooms, mut messages) = (0_u64, 0_u64);
+        for record in records {
+            match record {
+                Record::Start { number } => self.durable.runs = number.saturating_sub(1),
+                Record::Agent { agent, key, record } => {
+                    let mut record: AgentRecord = read(&record, "agent")?;
+                    // Above everything announced before, stored or not (decision 6).
+                    record.version = self.version_floor().max(record.version) + 1;
+                    record.status = AgentStatus::Offline;
+                    self.replica.put_own_agent(record);
+                    agents.entry(agent).or_default().key = key;
+                    self.durable.agents.insert(agent);
+                }
+                Record::Acknowledged { agent, seq } => {
+                    agents.entry(agent).or_default().acknowledged = seq;
+                }
+                Record::Seen { agent, seq, author, message } => {
+                    agents.entry(agent).or_default().seen.push((seq, (author, message)));
+                }
+                Record::Mailbox { agent, seq, at, event } => {
+                    let bytes = event.len();
+                    let event: DeliveryEvent = read(&event, "event")?;
+                    // The machine that asked has no session with us any more: it asks again.
+                    if !matches!(event, DeliveryEvent::ConnectionRequest { .. }) {
+                        agents.entry(agent).or_default().mail.push((seq, at, event, bytes));
+                    }
+                }
+                Record::Outgoing { agent, recipient, number, path, params, queued_at, asks } => {
+                    let entry = queued(number, &path, &params, queued_at)?;
+                    agents.entry(agent).or_default().outgoing.push((recipient, entry, asks));
+                }
+                Record::Opened { agent, path } => {
+                    agents.entry(agent).or_default().opened.insert(parse(&path)?);
+                }
+                Record::Invited { agent, path } => {
+                    agents.entry(agent).or_default().invitations.insert(parse(&path)?);
+                }
+                Record::Asked { agent, id, path, requester, at } => {
+                    let decision = decision(id, parse(&path)?, requester, at, now);
+                    agents.entry(agent).or_default().decisions.push(decision);
+                }
+                Record::Copy { recipient, event, since, .. } => {
+                    self.copies.hold(recipient, read(&event, "copy")?, since);
+                }
+                Record::Room { path, record, put_out } => {
+                    let record: RoomRecord = read(&record, "room")?;
+                    let path = parse(&path)?;
+                    self.durable.rooms.insert(path.clone());
+                    self.replica.restore_room(path, record, put_out);
+                    rooms += 1;
+                }
+                Record::Message { path, seq, at, message } => {
+                    let path = parse(&path)?;
+                    if path.owner().is_some() {
+                        let message: RoomMessage = read(&message, "message")?;
+                        self.replica.restore_room_message(&path, seq, at, message);
+                    } else {
+                        let message: DmMessage = read(&message, "message")?;
+                        self.replica.restore_dm(&path, seq, at, message);
+                    }
+                    messages += 1;
+                }
+                Record::Revocation { source, entry, .. } => {
+                    let entry = CoseSign1::decode(&entry)
+                        .and_then(|signed| RevocationEntry::parse(&signed).ok())
+                        .ok_or(RecoverError { what: "revocation" })?;
+                    self.revocations.insert(source, entry);
+                }
+                // Changes that take something away are never read back.
+                Record::AgentGone { .. }
+                | Record::Unseen { .. }
+                | Record::Withdrawn { .. }
+                | Record::OutgoingDone { .. }
+                | Record::InvitedDone { .. }
+                | Record::AskedDone { .. }
+                | Record::CopyDone { .. }
+                | Record::RoomGone { .. }
+                | Record::MessagesGone { .. }
+                | Record::RevocationGone { .. } => {}
+            }
+        }
+        if agents.is_empty() && rooms + messages == 0 {
+            return Ok(());
+        }
+        let outgoing = agents.values().map(|a| a.outgoing.len()).sum::<usize>();
+        self.log(
+            LogEvent::new("state_restored")
+                .with("agents", agents.len())
+                .with("mail", agents.values().map(|a| a.mail.len()).sum::<usize>())
+                .with("outgoing", outgoing)
+                .with("copies", self.copies.len())
+                .with("rooms", rooms)
+                .with("messages", messages),
+        );
+        for (id, stored) in agents {
+            self.parked.insert(id, stored.into_agent(self.seq_floor()));
+        }
+        if outgoing > 0 {
+            self.durable.leave_at = Some(now.mono + LEAVE_AFTER_MS);
+        }
+        Ok(())
+    }
+
+    /// Events are numbered above this one.
+    pub(super) fn seq_floor(&self) -> u64 {
+        self.durable.runs.saturating_mul(RUN_SEQ_STEP)
+    }
+
+    /// Our own records have versions above this one: those announced in earlier runs, stored or
+    /// not, are below.
+    pub(super) fn version_floor(&self) -> u64 {
+        self.durable.runs.saturating_mul(RESTORED_VERSION_STEP).min(MAX_VERSION / 2)
+    }
+
+    /// Agents out of service that something waits for or that are in a room.
+    #[must_use]
+    pub fn restorable(&self) -> Vec<Restorable> {
+        self.parked
+            .iter()
+            .filter(|(id, held)| {
+                !held.mailbox.is_empty()
+                    || held.outgoing.iter().next().is_some()
+                    || !held.consents.is_empty()
+                    || !held.decisions.is_empty()
+                    || self
+                        .replica
+                        .rooms()
+                        .any(|(_, room)| room.is_member(id) || room.owner == **id)
+            })
+            .filter_map(|(id, held)| {
+                let record = self.record(id)?;
+                Some(Restorable {
+                    agent: *id,
+                    harness: record.harness.clone(),
+                    key: held.key.clone(),
+                    cwd: record.cwd.clone(),
+                })
+            })
+            .collect()
+    }
+}
+
+/// An agent while its records are read.
+#[derive(Default)]
+struct Stored {
+    key: String,
+    acknowledged: u64,
+    seen: Vec<(u64, (DeviceId, String))>,
+    mail: Vec<(u64, UnixMillis, DeliveryEvent, usize)>,
+    outgoing: Vec<(DeviceId, Queued, bool)>,
+    opened: BTreeSet<RoomPath>,
+    invitations: BTreeSet<RoomPath>,
+    decisions: Vec<Decision>,
+}
+
+impl Stored {
+    fn into_agent(self, floor: u64) -> Agent {
+        let mut agent = Agent::new(floor);
+        agent.key = self.key;
+        agent.mailbox = Mailbox::restored(floor, self.acknowledged, self.seen, self.mail);
+        for (recipient, entry, asks) in self.outgoing {
+            agent.outgoing.skip_to(entry.number);
+            if asks {
+                agent.opened.insert(entry.path.clone());
+                agent.consents.entry(recipient).or_default().held.push((entry, None));
+            } else {
+                // The bounds were kept when it was queued.
+                let _none_is_over = agent.outgoing.queue(recipient, entry);
+            }
+        }
+        agent.opened.extend(self.opened);
+        agent.invitations = self.invitations;
+        agent.decisions = self.decisions.into_iter().map(|d| (d.id.clone(), d)).collect();
+        agent
+    }
+}
+
+fn outgoing(agent: DeviceId, recipient: DeviceId, entry: &Queued, asks: bool) -> Record {
+    Record::Outgoing {
+        agent,
+        recipient,
+        number: entry.number,
+        path: entry.path.to_string(),
+        params: entry.params.encode(),
+        queued_at: entry.queued_at,
+        asks,
+    }
+}
+
+/// A question to an agent, as it is stored.
+pub(super) fn asked(agent: DeviceId, decision: &Decision) -> Option<Record> {
+    Some(Record::Asked {
+        agent,
+        id: decision.id.clone(),
+        path: decision.path.as_ref()?.to_string(),
+        requester: decision.requester,
+        at: decision.at,
+    })
+}
+
+fn decision(id: String, path: RoomPath, requester: DeviceId, at: UnixMillis, now: Now) -> Decision {
+    let left = APPROVAL_WINDOW_MS.saturating_sub(now.unix.since(at));
+    let event = DeliveryEvent::RoomJoinRequest { room: path.to_string(), requester_id: requester };
+    Decision {
+        id,
+        event: Some(event),
+        path: Some(path),
+        requester,
+        at,
+        deadline: now.mono + left,
+        waiters: Vec::new(),
+        session: None,
+    }
+}
+
+fn queued(
+    number: u64,
+    path: &str,
+    params: &[u8],
+    queued_at: UnixMillis,
+) -> Result<Queued, RecoverError> {
+    let params = cbor::decode(params).map_err(|_| RecoverError { what: "message" })?;
+    let message_id = (params.get("verb").and_then(Value::as_text) == Some("room.send"))
+        .then(|| params.get("message-id").and_then(Value::as_bytes))
+        .flatten()
+        .map(|id| data_encoding::HEXLOWER.encode(id));
+    let path = parse(path)?;
+    Ok(Queued { number, path, params, message_id, queued_at, reason: "not_connected", kept: true })
+}
+
+fn parse(path: &str) -> Result<RoomPath, RecoverError> {
+    RoomPath::parse(path).map_err(|_| RecoverError { what: "path" })
+}
+
+fn read<T: serde::de::DeserializeOwned>(
+    bytes: &[u8],
+    what: &'static str,
+) -> Result<T, RecoverError> {
+    cbor::decode(bytes)
+        .ok()
+        .and_then(|value| cbor::from_value(&value).ok())
+        .ok_or(RecoverError { what })
+}
