@@ -243,7 +243,8 @@ impl TryFrom<String> for Text {
     }
 }
 
-/// A short name on one line: 1 to [`MAX_LABEL_BYTES`] bytes without control characters.
+/// A short name on one line: 1 to [`MAX_LABEL_BYTES`] bytes without control, bidirectional
+/// or invisible characters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Label(String);
@@ -278,8 +279,8 @@ impl TryFrom<String> for Label {
                 text.len()
             ));
         }
-        if text.chars().any(char::is_control) {
-            return Err("a label has no control characters".into());
+        if crate::codec::text::hides_something(&text) {
+            return Err("a label has no control, bidirectional or invisible characters".into());
         }
         Ok(Self(text))
     }
@@ -1372,6 +1373,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_label_hides_nothing() {
+        for good in ["alice", "Grüße", "❤\u{fe0f} 👩\u{200d}💻"] {
+            assert!(good.parse::<Label>().is_ok(), "{good:?}");
+        }
+        for bad in ["", "a\nb", "a\0", "a\u{202e}b", "a\u{2067}b", "a\u{200b}", "a\u{2028}b"] {
+            assert!(bad.parse::<Label>().is_err(), "{bad:?}");
+        }
+        assert!("x".repeat(MAX_LABEL_BYTES + 1).parse::<Label>().is_err());
+    }
 
     #[test]
     fn both_spellings_of_a_method_are_one_request() {

@@ -942,7 +942,7 @@ fn page(all: Vec<types::RoomMessage>, since: Option<u64>, limit: usize) -> types
             let messages: Vec<_> = after
                 .into_iter()
                 .take(limit)
-                .take_while(|m| fits(m) || std::mem::take(&mut first))
+                .take_while(|m| std::mem::take(&mut first) | fits(m))
                 .collect();
             types::History { more: messages.len() < total, messages }
         }
@@ -977,5 +977,72 @@ fn api_state(
         Some(DeliveryState::Refused { code }) => (types::DeliveryStatus::Refused, None, Some(code)),
         Some(DeliveryState::Dropped) => (types::DeliveryStatus::Dropped, None, None),
         Some(DeliveryState::Expired) => (types::DeliveryStatus::Expired, None, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::time::UnixMillis;
+
+    fn message(seq: u64, text: &str) -> types::RoomMessage {
+        types::RoomMessage {
+            seq,
+            id: format!("{seq:032x}"),
+            from: String::new(),
+            from_name: None,
+            at: types::Time(UnixMillis(0)),
+            text: text.into(),
+            reply_to: None,
+            read_by: Vec::new(),
+        }
+    }
+
+    fn seqs(messages: &[types::RoomMessage]) -> Vec<u64> {
+        messages.iter().map(|message| message.seq).collect()
+    }
+
+    #[test]
+    fn a_list_that_fits_stays_as_it_is() {
+        let entries: Vec<String> = ["foreign", "own"].map(str::to_owned).into();
+        let kept = fit(entries.clone(), |entry| entry == "own", String::clear);
+        assert_eq!(kept, entries);
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_keeps_what_is_ours() {
+        let long = "x".repeat(super::super::MAX_ANSWER_BYTES / 4);
+        let mut entries: Vec<String> = (0..4).map(|n| format!("foreign {n} {long}")).collect();
+        entries.push("own".into());
+        // Shortened, everything fits.
+        let kept = fit(entries.clone(), |entry| entry == "own", |entry| entry.truncate(9));
+        assert_eq!(kept, ["own", "foreign 0", "foreign 1", "foreign 2", "foreign 3"]);
+        // Where that is not enough, the last ones go.
+        let kept = fit(entries, |entry| entry == "own", |_| {});
+        assert_eq!(kept.len(), 4);
+        assert_eq!(kept[0], "own");
+        assert!(kept[3].starts_with("foreign 2"));
+    }
+
+    #[test]
+    fn pages_go_on_where_the_last_one_ended() {
+        let all: Vec<_> = (1..=5).map(|seq| message(seq, "t")).collect();
+        let first = page(all.clone(), Some(1), 2);
+        assert_eq!((seqs(&first.messages), first.more), (vec![2, 3], true));
+        let last = page(all.clone(), Some(3), 2);
+        assert_eq!((seqs(&last.messages), last.more), (vec![4, 5], false));
+        assert_eq!(seqs(&page(all, None, 2).messages), [4, 5]);
+    }
+
+    #[test]
+    fn a_page_holds_what_an_answer_can() {
+        let long = "x".repeat(super::super::MAX_ANSWER_BYTES / 5);
+        let all: Vec<_> = (1..=5).map(|seq| message(seq, &long)).collect();
+        let first = page(all.clone(), Some(0), 5);
+        assert_eq!((seqs(&first.messages), first.more), (vec![1, 2], true));
+        assert_eq!(seqs(&page(all, None, 5).messages), [4, 5]);
+        // One that is too long by itself is still shown: the next page begins after it.
+        let huge = message(1, &long.repeat(5));
+        assert_eq!(seqs(&page(vec![huge], Some(0), 5).messages), [1]);
     }
 }

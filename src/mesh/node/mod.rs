@@ -528,7 +528,8 @@ pub struct Node {
     contradict_later: BTreeSet<DeviceId>,
     unheard: BTreeSet<(DeviceId, DeviceId)>,
     mesh_decisions: BTreeMap<String, Decision>,
-    approved_remotes: BTreeSet<DeviceId>,
+    /// In the order of their approval.
+    approved_remotes: VecDeque<DeviceId>,
     refused_remotes: BTreeMap<DeviceId, u64>,
     dials: BTreeMap<DialId, DialFor>,
     ops: BTreeMap<OpId, Op>,
@@ -602,7 +603,7 @@ impl Node {
             contradict_later: BTreeSet::new(),
             unheard: BTreeSet::new(),
             mesh_decisions: BTreeMap::new(),
-            approved_remotes: BTreeSet::new(),
+            approved_remotes: VecDeque::new(),
             refused_remotes: BTreeMap::new(),
             dials: BTreeMap::new(),
             ops: BTreeMap::new(),
