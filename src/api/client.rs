@@ -35,8 +35,9 @@ pub const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Notifications that may wait for [`Notifications::recv`]. When it is full the client stops reading,
-/// and the daemon keeps the events.
-const NOTIFICATIONS: usize = 64;
+/// and the daemon keeps the events. A mailbox holds no more: whoever acknowledges one event after
+/// another, and waits for the answer each time, is never kept from it by the events behind.
+const NOTIFICATIONS: usize = 10_000;
 
 /// Variables by which a sandbox says that it is one, with what to allow there.
 const SANDBOXES: [(&str, &str); 3] = [

@@ -18,8 +18,8 @@ pub const MAX_MAILBOX_EVENTS: usize = 10_000;
 pub const MAX_MAILBOX_BYTES: usize = 16 * 1024 * 1024;
 /// Message ids remembered as shown, per agent: longer than any retry or replay reaches back.
 pub const MAX_SEEN: usize = 16_384;
-/// Requests queued per recipient (the reference's bound).
-pub const MAX_QUEUED: usize = 100;
+/// Requests queued per recipient. (The reference, which keeps them in memory, has 100.)
+pub const MAX_QUEUED: usize = 1000;
 /// Recipients with a queue, per agent.
 pub const MAX_QUEUES: usize = 1024;
 /// Age after which a queued message expires (the reference's bound).

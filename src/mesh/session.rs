@@ -193,6 +193,11 @@ impl<P> Session<P> {
         self.pending.remove(&id).map(|pending| pending.purpose)
     }
 
+    /// What open requests are for.
+    pub fn open_purposes(&self) -> impl Iterator<Item = &P> {
+        self.pending.values().map(|pending| &pending.purpose)
+    }
+
     /// Takes the purposes whose deadline has passed, in the order they were sent.
     pub fn expired_requests(&mut self, now: u64) -> Vec<P> {
         let due: Vec<u64> = self

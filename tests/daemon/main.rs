@@ -7,6 +7,7 @@ mod bench;
 mod cli;
 mod contrib;
 mod daemon;
+mod durable;
 mod events;
 mod limits;
 mod local_socket;

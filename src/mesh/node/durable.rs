@@ -11,15 +11,16 @@ use super::super::delivery::{Mailbox, Queued, RUN_SEQ_STEP, event_bytes};
 use super::super::events::{DeliveryEvent, DeliveryState};
 use super::super::journal::{Record, Ticket};
 use super::super::log::LogEvent;
+use super::super::message::{MeshMessage, Patch};
 use super::super::records::{
     AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord,
 };
 use super::super::replica::{HistoryLimits, RESTORED_VERSION_STEP};
-use super::super::session::APPROVAL_WINDOW_MS;
+use super::super::session::{APPROVAL_WINDOW_MS, Session};
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::revocation::RevocationEntry;
 use super::super::wire::room_path::RoomPath;
-use super::{Agent, CommandError, CommandResult, Decision, Node, OpId, Output};
+use super::{Agent, CommandError, CommandResult, Decision, Node, OpId, Output, Purpose};
 use crate::codec::cbor::{self, Value};
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
@@ -53,10 +54,16 @@ pub(super) struct Durable {
     leave_at: Option<u64>,
     /// Rooms that are stored.
     rooms: BTreeSet<RoomPath>,
+    /// Rooms of others as they were before the restart: their owners have yet to hear of it.
+    unconfirmed: BTreeSet<RoomPath>,
     outstanding: BTreeSet<Ticket>,
     held: BTreeMap<Ticket, Vec<Held>>,
     /// Answers that wait until what failed has been written anew.
     unsettled: Vec<Held>,
+    /// Changes of identity files that are under way.
+    saving: BTreeSet<Ticket>,
+    /// Answers that wait for one of them.
+    unsaved: BTreeMap<Ticket, Vec<Held>>,
     released: Vec<Output>,
 }
 
@@ -71,6 +78,8 @@ struct Held {
     op: OpId,
     result: CommandResult,
     until: u64,
+    /// The identity file that it waits for as well.
+    saving: Option<Ticket>,
 }
 
 fn waits_for_the_store(result: &CommandResult) -> bool {
@@ -193,7 +202,8 @@ impl Node {
         records.extend(
             driven_out.into_iter().map(|(token, issuer)| Record::RevocationGone { token, issuer }),
         );
-        if self.durable.again_at <= now.mono {
+        let settles = self.durable.is_unsettled() && self.durable.again_at <= now.mono;
+        if settles {
             for agent in std::mem::take(&mut self.durable.anew) {
                 records.extend(self.everything_of(agent));
             }
@@ -203,9 +213,12 @@ impl Node {
             let ticket = Ticket(self.id());
             self.durable.outstanding.insert(ticket);
             self.outputs.push_back(Output::Commit { ticket, records });
-            if !self.durable.is_unsettled() && !self.durable.unsettled.is_empty() {
-                let unsettled = std::mem::take(&mut self.durable.unsettled);
-                self.durable.held.insert(ticket, unsettled);
+            if settles {
+                // Whatever was said of these since they failed is certain with this batch.
+                let mut waiting = std::mem::take(&mut self.durable.unsettled);
+                let held = std::mem::take(&mut self.durable.held);
+                waiting.extend(held.into_values().flatten());
+                self.durable.held.insert(ticket, waiting);
             }
         }
         self.hold_answers(now);
@@ -217,7 +230,8 @@ impl Node {
     /// does not.
     fn hold_answers(&mut self, now: Now) {
         let newest = self.durable.outstanding.last().copied();
-        if newest.is_none() && !self.durable.is_unsettled() {
+        let saving = self.durable.saving.last().copied();
+        if newest.is_none() && saving.is_none() && !self.durable.is_unsettled() {
             return;
         }
         let waits = |output: &Output| match output {
@@ -232,13 +246,42 @@ impl Node {
         let until = now.mono + HOLD_MS;
         let held: VecDeque<Output> = held;
         let held = held.into_iter().filter_map(|output| match output {
-            Output::Reply { op, result: Ok(result) } => Some(Held { op, result, until }),
+            Output::Reply { op, result: Ok(result) } => Some(Held { op, result, until, saving }),
             _ => None,
         });
-        match newest.filter(|_| !self.durable.is_unsettled()) {
+        let held: Vec<Held> = held.collect();
+        match newest {
+            _ if self.durable.is_unsettled() => self.durable.unsettled.extend(held),
             Some(ticket) => self.durable.held.entry(ticket).or_default().extend(held),
-            None => self.durable.unsettled.extend(held),
+            None => self.release(held),
         }
+    }
+
+    /// What answers waited for is stored; some wait for an identity file as well.
+    fn release(&mut self, held: Vec<Held>) {
+        for held in held {
+            match held.saving.filter(|ticket| self.durable.saving.contains(ticket)) {
+                Some(ticket) => self.durable.unsaved.entry(ticket).or_default().push(held),
+                None => {
+                    let reply = Output::Reply { op: held.op, result: Ok(held.result) };
+                    self.durable.released.push(reply);
+                }
+            }
+        }
+    }
+
+    /// A change of an identity file is under way.
+    pub(super) fn save_begun(&mut self, ticket: Ticket) {
+        if self.durable.on {
+            self.durable.saving.insert(ticket);
+        }
+    }
+
+    /// It is on disk, or has failed and been reported.
+    pub(super) fn save_ended(&mut self, ticket: Ticket) {
+        self.durable.saving.remove(&ticket);
+        let held = self.durable.unsaved.remove(&ticket).unwrap_or_default();
+        self.release(held);
     }
 
     /// A batch of changes is stored, or is not. True when the ticket was one of these.
@@ -248,10 +291,7 @@ impl Node {
         }
         let held = self.durable.held.remove(&ticket).unwrap_or_default();
         if done && !self.durable.is_unsettled() {
-            let replies = held
-                .into_iter()
-                .map(|Held { op, result, .. }| Output::Reply { op, result: Ok(result) });
-            self.durable.released.extend(replies);
+            self.release(held);
         } else {
             // Nothing is certain until what a failure concerned has been written anew.
             self.durable.unsettled.extend(held);
@@ -261,11 +301,13 @@ impl Node {
 
     /// A store that does not answer keeps nobody waiting for ever.
     fn release_held(&mut self, now: Now) {
-        let waiting = self.durable.held.values_mut().chain([&mut self.durable.unsettled]);
+        let durable = &mut self.durable;
+        let waiting = durable.held.values_mut().chain(durable.unsaved.values_mut());
+        let waiting = waiting.chain([&mut durable.unsettled]);
         for held in waiting {
             for late in held.extract_if(.., |held| held.until <= now.mono) {
                 let reply = Output::Reply { op: late.op, result: Err(not_stored()) };
-                self.durable.released.push(reply);
+                durable.released.push(reply);
             }
         }
     }
@@ -378,6 +420,17 @@ impl Node {
         for (recipient, entry) in held.outgoing.iter() {
             records.push(outgoing(agent, *recipient, entry, false));
         }
+        // Those that are just being sent are in no queue.
+        let purposes = self.sessions.values().flat_map(Session::open_purposes);
+        let internal = self.internal_open.values().map(|(_, _, purpose, _)| purpose);
+        for purpose in purposes.chain(internal) {
+            if let Purpose::Message(message) = purpose
+                && message.agent == agent
+                && message.entry.kept
+            {
+                records.push(outgoing(agent, message.recipient, &message.entry, false));
+            }
+        }
         for (recipient, consent) in &held.consents {
             for (entry, _) in &consent.held {
                 records.push(outgoing(agent, *recipient, entry, true));
@@ -393,6 +446,7 @@ impl Node {
     /// Rounds of upkeep.
     pub(super) fn durable_upkeep(&mut self, now: Now) {
         self.release_held(now);
+        self.confirm_rooms(now);
         self.replica.trim_histories(now.unix);
         if self.durable.leave_at.is_some_and(|at| at <= now.mono) {
             self.durable.leave_at = None;
@@ -404,6 +458,34 @@ impl Node {
                     held.outgoing.iter().map(|(to, entry)| (*to, entry.clone())).collect();
                 held.outgoing.clear();
                 self.leave_copies(agent, queued, now);
+            }
+        }
+    }
+
+    /// Tells owners what we remember of their rooms: what has changed, or ended, meanwhile they
+    /// tell us in return. (A reference owner would take a room back that it has destroyed.)
+    fn confirm_rooms(&mut self, now: Now) {
+        let mut told = Vec::new();
+        for path in &self.durable.unconfirmed {
+            let Some(room) = self.replica.room(path) else {
+                told.push((path.clone(), None));
+                continue;
+            };
+            if !self.directory.is_commsd(&room.owner) {
+                continue;
+            }
+            let members = room.members.iter().filter(|member| self.is_hosted(member));
+            let speakers = members.copied().chain([self.daemon]);
+            let session = speakers.filter_map(|device| self.route(&device, &room.owner)).next();
+            if let Some(session) = session {
+                told.push((path.clone(), Some((session, room.clone()))));
+            }
+        }
+        for (path, statement) in told {
+            self.durable.unconfirmed.remove(&path);
+            if let Some((session, room)) = statement {
+                let patch = Patch::RoomUpsert { room };
+                self.tell(session, &MeshMessage::StateUpdate(Box::new(patch)), now);
             }
         }
     }
@@ -467,6 +549,9 @@ impl Node {
                     let record: RoomRecord = read(&record, "room")?;
                     let path = parse(&path)?;
                     self.durable.rooms.insert(path.clone());
+                    if !agents.contains_key(&record.owner) {
+                        self.durable.unconfirmed.insert(path.clone());
+                    }
                     self.replica.restore_room(path, record, put_out);
                     rooms += 1;
                 }

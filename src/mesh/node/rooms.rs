@@ -135,12 +135,14 @@ impl Node {
     /// Asks for a change of an identity file; the ticket comes back once it is on disk.
     fn save_identity(&mut self, device: DeviceId, change: IdentityChange) -> Ticket {
         let ticket = Ticket(self.id());
+        self.save_begun(ticket);
         self.outputs.push_back(Output::SaveIdentity { ticket, device, change });
         ticket
     }
 
     /// A change of an identity file is on disk, or reported as failed: what waited for it goes on.
     pub(super) fn identity_saved(&mut self, ticket: Ticket, now: Now) {
+        self.save_ended(ticket);
         if let Some(held) = self.saving.remove(&ticket) {
             self.finish_saved(held, now);
         }
