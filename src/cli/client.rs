@@ -201,6 +201,7 @@ impl Session {
             key: Some(agent.name.clone()),
             name: Some(agent.name.to_string()),
             ephemeral: None,
+            project_room: None,
         };
         let attached = self.client.call(params).await?;
         match attached.reason {
@@ -269,7 +270,7 @@ impl Session {
                 self.show_as(&agent, RoomJoinParams { room }, show_room).await
             }
             RoomCommand::Leave(RoomArgs { agent, room }) => {
-                self.show_as(&agent, RoomLeaveParams { room }, show_room).await
+                self.show_as(&agent, RoomLeaveParams { room, reason: None }, show_room).await
             }
             RoomCommand::Members(RoomArgs { agent, room }) => {
                 self.show_as(&agent, RoomMembersParams { room }, show_room).await

@@ -149,6 +149,7 @@ fn shell_agent(name: &str) -> AttachParams {
         key: Some(name.to_owned().try_into().unwrap()),
         name: None,
         ephemeral: None,
+        project_room: None,
     }
 }
 
