@@ -84,6 +84,13 @@ pub(super) enum Reply {
     Whoami,
     /// How far the mailbox is acknowledged.
     Acked,
+    /// The attach, which waited for the room of the agent's directory.
+    Attached {
+        /// The agent.
+        agent: DeviceId,
+        /// Why it is not the slot that was asked for.
+        reason: Option<String>,
+    },
 }
 
 /// An attach whose slot is being opened.
@@ -380,15 +387,21 @@ impl Owner {
             }),
         })));
         self.turn();
-        if let Some(cwd) = project {
-            self.enter_project_room(agent, &cwd);
+        match project {
+            Some(cwd) => self.enter_project_room(agent, &cwd, (conn, id, slot.reason)),
+            None => self.attach(conn, &id, agent, slot.reason),
         }
-        self.attach(conn, &id, agent, slot.reason);
     }
 
     /// Puts an agent into the room of its directory: that of an agent which is there already, else
-    /// one of its own (`surfaces.md` 10, D11). Nobody waits for it.
-    fn enter_project_room(&mut self, agent: DeviceId, cwd: &str) {
+    /// one of its own (`surfaces.md` 10, D11). Its client is answered when that has been done or has
+    /// failed, so that it can speak there at once.
+    fn enter_project_room(
+        &mut self,
+        agent: DeviceId,
+        cwd: &str,
+        (conn, id, reason): (ConnId, RequestId, Option<String>),
+    ) {
         let base = std::path::Path::new(cwd).file_name().unwrap_or_default().to_string_lossy();
         let mut name = room_path::slug(&base).unwrap_or_else(|| "project".to_owned());
         name.truncate(name.floor_char_boundary(MAX_ROOM_NAME_BYTES));
@@ -414,7 +427,9 @@ impl Owner {
             },
         };
         self.next_op += 1;
-        self.inputs.push_back(Input::Command { op: OpId(self.next_op), agent, command });
+        let op = OpId(self.next_op);
+        self.replies.insert(op, (conn, id, Reply::Attached { agent, reason }));
+        self.inputs.push_back(Input::Command { op, agent, command });
         self.turn();
     }
 

@@ -370,6 +370,11 @@ impl Owner {
         result: Result<CommandResult, CommandError>,
     ) {
         let Some((conn, id, reply)) = self.replies.remove(&op) else { return };
+        if let Reply::Attached { agent, reason } = reply {
+            // Without the room it is an agent all the same.
+            self.attach(conn, &id, agent, reason);
+            return;
+        }
         let agent = self.clients.get(&conn).and_then(|client| client.agent);
         let result = match result {
             Ok(result) => result,
@@ -413,7 +418,7 @@ impl Owner {
                 let (_, seq) = self.node.mailbox_position(&agent).unwrap_or_default();
                 self.answer(conn, &id, Ok(types::Acked { seq }));
             }
-            (Reply::Room | Reply::Send, _) => {
+            (Reply::Room | Reply::Send | Reply::Attached { .. }, _) => {
                 self.refuse(conn, &id, ApiError::plain("internal", "no such result"));
             }
         }

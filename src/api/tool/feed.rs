@@ -290,10 +290,10 @@ impl Feed {
         self.arrived
     }
 
-    /// Whether an event is still to be shown.
+    /// Everything up to here has been shown.
     #[must_use]
-    pub fn is_new(&self, event: &Event) -> bool {
-        event.seq > self.shown
+    pub fn shown(&self) -> u64 {
+        self.shown
     }
 
     /// A new connection, or an agent whose numbers begin again: shows what is not acknowledged.
