@@ -121,7 +121,7 @@ fn ran(program: &str, args: &[&str], home: &Path) -> bool {
 }
 
 #[allow(clippy::print_stdout)]
-fn skipped(why: &str) {
+pub fn skipped(why: &str) {
     println!("SKIPPED: {why}");
 }
 

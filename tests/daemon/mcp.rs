@@ -485,3 +485,39 @@ async fn the_command_line_calls_the_tool_word_for_word() {
     let done = ran(r#"{"action":"machine_name","name":"a\u0007b"}"#).await;
     assert_eq!(done.status.code(), Some(1));
 }
+
+/// Runs a script of `tests/sdk` against daemons of its own.
+async fn drive(program: &Path, script: &str, sdk: &Path) {
+    let home = tempfile::tempdir().unwrap();
+    let ports = Ports::free();
+    let output = Command::new(program)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk").join(script))
+        .arg(env!("CARGO_BIN_EXE_commsd"))
+        .arg(home.path())
+        .args([ports.tcp.to_string(), ports.udp.to_string()])
+        .env("COMMSD_SDK_NODE", sdk)
+        .env("COMMSD_NO_BROADCAST", "1")
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(std::time::Duration::from_secs(120), output);
+    let output = output.await.expect("it never ends").unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// The SDKs are not crates: the gate installs them and says where they are.
+#[tokio::test]
+async fn the_official_sdks_drive_two_sessions() {
+    let mut driven = 0;
+    for (variable, script) in [("COMMSD_SDK_PYTHON", "drive.py"), ("COMMSD_SDK_NODE", "drive.mjs")]
+    {
+        let Some(sdk) = std::env::var_os(variable) else {
+            crate::limits::skipped(&format!("{variable} does not say where the SDK is"));
+            continue;
+        };
+        let program = if script == "drive.py" { sdk.clone() } else { "node".into() };
+        drive(Path::new(&program), script, Path::new(&sdk)).await;
+        driven += 1;
+    }
+    assert!(driven == 2 || std::env::var_os("COMMSD_SDK_PYTHON").is_none());
+}
