@@ -87,6 +87,7 @@ ADAPTER_MARK = "Managed adapter version: " + ADAPTER_VERSION
 REDIRECT_MARK = "Legacy redirect"
 BLOCK_START = "<!-- echoes-vault:start -->"
 BLOCK_END = "<!-- echoes-vault:end -->"
+NO_SUMMARY = "no value for `summary` in the frontmatter"
 
 SUMMARY_LIMIT = 160  # code points, section 7.3
 AGENT_LIMIT = 40  # characters, section 9
@@ -184,9 +185,10 @@ class Folder:
     """An open folder of the workspace.  Names are taken relative to the open handle, so a link that somebody
     puts in the way after the check cannot redirect an access."""
 
-    def __init__(self, path: str, handle: Optional[int]) -> None:
+    def __init__(self, path: str, handle: Optional[int], guard: Callable[[], None]) -> None:
         self.path = path
         self.handle = handle
+        self.guard = guard  # called before a file takes its place; raises if the lock is lost
 
     def _at(self, name: str) -> str:
         return name if self.handle is not None else os.path.join(self.path, name)
@@ -232,6 +234,7 @@ class Folder:
                 file.flush()
                 os.fsync(handle)
             self._refuse_link(name)
+            self.guard()
             os.replace(self._at(temporary), self._at(name), src_dir_fd=self.handle, dst_dir_fd=self.handle)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -260,6 +263,7 @@ class Workspace:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self.guard: Callable[[], None] = lambda: None
 
     def full(self, path: str) -> str:
         return os.path.join(self.root, *path.split("/"))
@@ -287,7 +291,7 @@ class Workspace:
         if not RELATIVE:
             if create:
                 os.makedirs(real, exist_ok=True)
-            yield Folder(real, None)
+            yield Folder(real, None, self.guard)
             return
         handle = os.open(self.root, FOLDER_FLAGS)
         try:
@@ -299,7 +303,7 @@ class Workspace:
                 inner = os.open(part, FOLDER_FLAGS | NO_FOLLOW, dir_fd=handle)
                 os.close(handle)
                 handle = inner
-            yield Folder(real, handle)
+            yield Folder(real, handle, self.guard)
         finally:
             os.close(handle)
 
@@ -392,9 +396,11 @@ class Lock:
             self.stack.close()
             raise
         self.keeper.start()
+        self.workspace.guard = self.check_held
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.workspace.guard = lambda: None
         self.done.set()
         self.keeper.join()
         try:
@@ -461,16 +467,24 @@ class Lock:
             with contextlib.suppress(OSError):
                 os.utime(self.handle if self.handle >= 0 else self.workspace.full(LOCK_FILE))
 
-    def _release(self) -> None:
+    def _is_ours(self) -> bool:
         found = self.folder.status("lock")
-        if found is None or not os.path.samestat(found, self.identity):
-            return
-        if self.folder.read("lock").strip() == self.token.encode("ascii"):
+        return (found is not None and os.path.samestat(found, self.identity)
+                and self.folder.read("lock").strip() == self.token.encode("ascii"))
+
+    def check_held(self) -> None:
+        """An engine that judges by age alone may have taken the lock away, after a suspend for example."""
+        if not self._is_ours():
+            raise VaultError("The vault's lock was taken away meanwhile; what is not yet written stays unwritten.")
+
+    def _release(self) -> None:
+        if self._is_ours():
             self.folder.remove("lock")
 
 
 def unchanged(before: os.stat_result, after: os.stat_result) -> bool:
-    return os.path.samestat(before, after) and (before.st_mode, before.st_mtime_ns) == (after.st_mode, after.st_mtime_ns)
+    return (os.path.samestat(before, after)
+            and (before.st_mode, before.st_mtime_ns) == (after.st_mode, after.st_mtime_ns))
 
 
 def advise(handle: int) -> bool:
@@ -552,7 +566,7 @@ def install_marker(workspace: Workspace) -> bool:
 class Page(NamedTuple):
     """What the index needs to know of a valid page."""
     name: str  # the file's name as stored
-    summary: str
+    summary: Optional[str]  # None: the page is valid but for a missing summary
     deprecated: bool
 
 
@@ -690,33 +704,30 @@ def normal_summary(value: Any, slug: Optional[str] = None) -> str:
     return text
 
 
-def check_required(front: Frontmatter, keys: Iterable[str]) -> None:
-    missing = [key for key in keys if not front.valued.get(key)]
+def judge_page(name: str, text: str) -> Page:
+    """Validate a page's normalised text, section 7.2; a missing summary is left to the caller."""
+    front = parse_frontmatter(text)
+    missing = [key for key in ("type", "stack", "status") if not front.valued.get(key)]
     if missing:
         raise VaultError("no value for %s in the frontmatter" % ", ".join("`%s`" % key for key in missing))
-
-
-def check_without_summary(text: str) -> Frontmatter:
-    """The checks that a page from before protocol 1.0.0 passes too."""
-    front = parse_frontmatter(text)
-    check_required(front, ("type", "stack", "status"))
-    for key in ("type", "status"):
-        scalar(front.values[key], key)
-    return front
-
-
-def check_page(name: str, text: str) -> Page:
-    """Validate a page's normalised text, section 7.2."""
-    front = parse_frontmatter(text)
-    check_required(front, MARKER["requiredFrontmatter"])
     scalar(front.values["type"], "type")
     status = scalar(front.values["status"], "status")
-    summary = normal_summary(scalar(front.values["summary"], "summary"))
+    summary = None
+    if front.valued.get("summary"):
+        summary = normal_summary(scalar(front.values["summary"], "summary"))
     return Page(name, summary, status.casefold() == "deprecated")
 
 
-def with_summary(front: Frontmatter, summary: str) -> str:
+def check_page(name: str, text: str) -> Page:
+    page = judge_page(name, text)
+    if page.summary is None:
+        raise VaultError(NO_SUMMARY)
+    return page
+
+
+def with_summary(text: str, summary: str) -> str:
     """The page's text with a summary line before the closing fence."""
+    front = parse_frontmatter(text)
     line = "summary: " + json.dumps(summary, ensure_ascii=False)
     return "\n".join([*front.lines[:front.end], line, *front.lines[front.end:]]) + "\n"
 
@@ -730,6 +741,7 @@ class Catalogue(NamedTuple):
     names: List[str]
     pages: List[Page]  # the valid ones
     problems: List[Tuple[str, str]]  # name and what is wrong
+    deprecated: List[str]  # stems; a page that lacks nothing but a summary counts
 
     def error(self) -> Optional[str]:
         """Why no index can be built, or None."""
@@ -752,14 +764,12 @@ class Catalogue(NamedTuple):
         rows = "".join("- [[%s]]: %s\n" % (nfc(stem_of(page.name)), index_summary(page)) for page in self.pages)
         return INDEX_HEADER + ("\n" + rows if rows else "")
 
-    def deprecated(self) -> List[str]:
-        return [stem_of(page.name) for page in self.pages if page.deprecated]
-
 
 def index_summary(page: Page) -> str:
-    if page.deprecated and not page.summary.casefold().startswith("deprecated"):
-        return "DEPRECATED — " + page.summary
-    return page.summary
+    summary = page.summary or ""
+    if page.deprecated and not summary.casefold().startswith("deprecated"):
+        return "DEPRECATED — " + summary
+    return summary
 
 
 def read_catalogue(workspace: Workspace, proposed: Iterable[Page] = ()) -> Catalogue:
@@ -767,20 +777,27 @@ def read_catalogue(workspace: Workspace, proposed: Iterable[Page] = ()) -> Catal
     coming = {page.name: page for page in proposed}
     on_disk = page_names(workspace)
     names = sorted({*on_disk, *coming}, key=order_key)
-    result = Catalogue(names, [], [])
+    result = Catalogue(names, [], [], [])
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(workspace.folder(PAGES)) if on_disk else None
         for name in names:
             try:
-                if name in coming:
-                    page = coming[name]
-                else:
-                    assert folder is not None  # the name is on disk, so the folder is open
-                    page = check_page(name, normal_page(decode(folder.read(name), "the page")))
-                result.pages.append(page)
-            except (VaultError, FileNotFoundError) as problem:
+                page = coming[name] if name in coming else read_page(folder, name)
+            except (VaultError, OSError) as problem:
                 result.problems.append((name, str(problem)))
+                continue
+            if page.summary is None:
+                result.problems.append((name, NO_SUMMARY))
+            else:
+                result.pages.append(page)
+            if page.deprecated:
+                result.deprecated.append(stem_of(name))
     return result
+
+
+def read_page(folder: Optional[Folder], name: str) -> Page:
+    assert folder is not None  # the name was found in it
+    return judge_page(name, normal_page(decode(folder.read(name), "the page")))
 
 
 def index_rows(text: str) -> List[Tuple[str, str]]:
@@ -835,13 +852,13 @@ def propose_page(workspace: Workspace, item: Dict[str, Any]) -> Proposal:
 
 def settle_summary(text: str, description: Any, slug: str) -> str:
     """The page's text with the summary that a description gives, where the page has none."""
-    front = check_without_summary(text)
+    summary = judge_page(slug, text).summary
     wanted = None if description is None else normal_summary(description, slug)
-    if not front.valued.get("summary"):
+    if summary is None:
         if wanted is None:
-            raise VaultError("no value for `summary` in the frontmatter")
-        return with_summary(front, wanted)
-    if wanted is not None and wanted != normal_summary(scalar(front.values["summary"], "summary")):
+            raise VaultError(NO_SUMMARY)
+        return with_summary(text, wanted)
+    if wanted is not None and wanted != summary:
         raise VaultError("`indexDescription` and the page's summary differ")
     return text
 
@@ -968,12 +985,12 @@ def last_writer(data: Dict[str, Any], legacy_agent: Optional[str]) -> Dict[str, 
 
 
 def non_empty(value: Any) -> Optional[str]:
-    return value if isinstance(value, str) and value.strip() else None
+    return value if isinstance(value, str) and value else None
 
 
 def count_stats(catalogue: Catalogue, entries: int) -> Dict[str, int]:
     return {"totalPages": len(catalogue.names), "totalDailyLogs": entries,
-            "deprecatedPages": len(catalogue.deprecated())}
+            "deprecatedPages": len(catalogue.deprecated)}
 
 
 class Writer(NamedTuple):
@@ -989,8 +1006,9 @@ def store_state(workspace: Workspace, catalogue: Catalogue, writer: Writer,
     state["session"].update(session or {})
     state["stats"] = count_stats(catalogue, len(daily_paths(workspace)))
     if writer.agent:
+        version = writer.adapter_version
         state["lastWriter"] = {"agent": normal_agent(writer.agent),
-                               "adapterVersion": non_empty(writer.adapter_version)}
+                               "adapterVersion": version if version and version.strip() else None}
     workspace.write(STATE_FILE, to_json(state))
     return state
 
@@ -1170,14 +1188,14 @@ def migrate_summaries(workspace: Workspace) -> List[str]:
 
 def migrated_text(name: str, text: str, rows: Dict[str, List[str]]) -> Optional[str]:
     """The page with a summary, None if it has one already."""
-    front = check_without_summary(normal_page(text))
-    if front.valued.get("summary"):
+    text = normal_page(text)
+    if judge_page(name, text).summary is not None:
         return None
     found = rows.get(stem_of(name), [])
     if len(found) != 1:
         raise VaultError("no summary, and the old index has %s for it" % (
             "%d rows" % len(found) if found else "no row"))
-    result = with_summary(front, normal_summary(found[0], stem_of(name)))
+    result = with_summary(text, normal_summary(found[0], stem_of(name)))
     check_page(name, result)
     return result
 
@@ -1188,7 +1206,7 @@ PROBLEM_LABELS = {
     "missingStructure": "missing structure",
     "invalidFrontmatter": "invalid frontmatter",
     "duplicateIndexEntries": "duplicate index entries",
-    "emptyDescriptions": "empty index descriptions",
+    "emptyDescriptions": "empty descriptions",
     "orphanPages": "orphan pages",
     "missingPages": "missing pages",
     "conflictMarkers": "Git conflict markers",
@@ -1424,8 +1442,8 @@ def examine(workspace: Workspace) -> Dict[str, Any]:
     health = {
         "totalPages": len(catalogue.names),
         "totalDailyLogs": len(entries),
-        "deprecatedPages": len(catalogue.deprecated()),
-        "deprecatedSlugs": catalogue.deprecated(),
+        "deprecatedPages": len(catalogue.deprecated),
+        "deprecatedSlugs": catalogue.deprecated,
         "indexTopics": len(index_rows(stored or "")),
         "generatedIndex": True,
         "protocolVersion": PROTOCOL_VERSION,
