@@ -107,6 +107,7 @@ PAYLOAD_LIMIT = 256 * 1024 * 1024  # bytes
 TEMPORARY_AGE = 3600.0  # seconds after which a temporary file is the litter of a crash
 
 CONFLICT = re.compile(r"^(?:<{7}(?: .*)?|={7}|>{7}(?: .*)?)$", re.MULTILINE)
+LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 KEY_LINE = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):\s*(.*)", re.DOTALL)
 INDEX_ROW = re.compile(r"- \[\[([^\]]+)\]\]:\s*(.*)")
 ENTRY_HEADING = re.compile(r"^### (?:Scratchpad|Session)\b", re.MULTILINE)
@@ -157,6 +158,16 @@ def parse_json(text: str, what: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise VaultError("%s is not valid JSON: %s" % (what, problem)) from None
+
+
+def line_spans(text: str) -> Iterator[Tuple[int, int]]:
+    """Start and end of each line as `splitlines` sees them, without holding all lines of a huge text."""
+    start = 0
+    for found in LINE_END.finditer(text):
+        yield start, found.start()
+        start = found.end()
+    if start < len(text):
+        yield start, len(text)
 
 
 def nfc(text: str) -> str:
@@ -216,7 +227,7 @@ class Folder:
                 raise VaultError("%s is not a regular file." % shown(os.path.join(self.path, name)))
             return file.read()
 
-    def entries(self) -> Iterator[os.DirEntry]:
+    def entries(self) -> Iterator[os.DirEntry[str]]:
         with os.scandir(self.path if self.handle is None else self.handle) as found:
             yield from found
 
@@ -383,28 +394,34 @@ class Lock:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.token = "%d-%s" % (os.getpid(), secrets.token_hex(8))
+        self.stack = contextlib.ExitStack()
         self.handle = -1
+        self.identity: Optional[os.stat_result] = None
         self.done = threading.Event()
         self.keeper = threading.Thread(target=self._keep_fresh, daemon=True)
 
     def __enter__(self) -> Lock:
-        self.stack = contextlib.ExitStack()
         try:
             self.folder = self.stack.enter_context(self.workspace.folder(RUNTIME_FOLDER, create=True))
             self._acquire()
+            self.keeper.start()
+            self.workspace.guard = self.check_held
         except BaseException:
-            self.stack.close()
+            self._close()
             raise
-        self.keeper.start()
-        self.workspace.guard = self.check_held
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
         self.workspace.guard = lambda: None
         self.done.set()
-        self.keeper.join()
+        if self.keeper.is_alive():
+            self.keeper.join()
         try:
-            self._release()
+            if self._is_ours():
+                self.folder.remove("lock")
         finally:
             if self.handle >= 0:
                 os.close(self.handle)
@@ -426,9 +443,9 @@ class Lock:
             self.handle = self.folder.open("lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
             return False
+        self.identity = os.fstat(self.handle)
         advise(self.handle)
         os.write(self.handle, (self.token + "\n").encode("ascii"))
-        self.identity = os.fstat(self.handle)
         if fcntl is None:  # there an open file could not be removed
             os.close(self.handle)
             self.handle = -1
@@ -468,18 +485,16 @@ class Lock:
                 os.utime(self.handle if self.handle >= 0 else self.workspace.full(LOCK_FILE))
 
     def _is_ours(self) -> bool:
+        if self.identity is None:
+            return False
         found = self.folder.status("lock")
         return (found is not None and os.path.samestat(found, self.identity)
-                and self.folder.read("lock").strip() == self.token.encode("ascii"))
+                and self.folder.read("lock").strip() in (self.token.encode("ascii"), b""))
 
     def check_held(self) -> None:
         """An engine that judges by age alone may have taken the lock away, after a suspend for example."""
         if not self._is_ours():
             raise VaultError("The vault's lock was taken away meanwhile; what is not yet written stays unwritten.")
-
-    def _release(self) -> None:
-        if self._is_ours():
-            self.folder.remove("lock")
 
 
 def unchanged(before: os.stat_result, after: os.stat_result) -> bool:
@@ -573,8 +588,7 @@ class Page(NamedTuple):
 class Frontmatter(NamedTuple):
     values: Dict[str, str]  # the rest of each key's line
     valued: Dict[str, bool]  # whether the key has a value, on its line or indented below
-    lines: List[str]  # of the whole page
-    end: int  # the line of the closing fence
+    closing: int  # where in the text the closing fence begins
 
 
 def stem_of(name: str) -> str:
@@ -630,39 +644,30 @@ def parse_frontmatter(text: str) -> Frontmatter:
     found = CONFLICT.search(text)
     if found:
         raise VaultError("unresolved Git conflict marker %s" % shown(found.group(0)[:40]))
-    lines = text.splitlines()
-    if not lines or lines[0] != "---":
+    spans = line_spans(text)
+    opening = next(spans, (0, 0))
+    if text[slice(*opening)] != "---":
         raise VaultError("the first line is not `---`")
-    try:
-        end = lines.index("---", 1)
-    except ValueError:
-        raise VaultError("no line `---` closes the frontmatter") from None
+    closing = next((span for span in spans if text[slice(*span)] == "---"), None)
+    if closing is None:
+        raise VaultError("no line `---` closes the frontmatter")
     values: Dict[str, str] = {}
     valued: Dict[str, bool] = {}
-    for number in range(1, end):
-        line = lines[number]
-        if is_skipped(line) or line[0].isspace():
+    value_follows = False  # whether the next line that says something is indented; hence the order
+    for line in reversed(text[opening[1]:closing[0]].splitlines()):
+        content = line.strip()
+        if not content or content.startswith("#"):
             continue
-        found = KEY_LINE.fullmatch(line)
-        if not found:
-            continue
-        key, value = found.group(1), found.group(2).strip()
-        if key in values:
-            raise VaultError("the key `%s` is there twice" % key)
-        values[key] = value
-        valued[key] = bool(value) or continues_indented(lines[number + 1:end])
-    return Frontmatter(values, valued, lines, end)
-
-
-def is_skipped(line: str) -> bool:
-    """Blank or a comment."""
-    text = line.strip()
-    return not text or text.startswith("#")
-
-
-def continues_indented(lines: List[str]) -> bool:
-    following = next((line for line in lines if not is_skipped(line)), "")
-    return following[:1].isspace()
+        indented = line[0].isspace()
+        found = None if indented else KEY_LINE.fullmatch(line)
+        if found:
+            key, value = found.group(1), found.group(2).strip()
+            if key in values:
+                raise VaultError("the key `%s` is there twice" % key)
+            values[key] = value
+            valued[key] = bool(value) or value_follows
+        value_follows = indented
+    return Frontmatter(values, valued, closing[0])
 
 
 def scalar(raw: str, key: str) -> str:
@@ -727,9 +732,9 @@ def check_page(name: str, text: str) -> Page:
 
 def with_summary(text: str, summary: str) -> str:
     """The page's text with a summary line before the closing fence."""
-    front = parse_frontmatter(text)
+    closing = parse_frontmatter(text).closing
     line = "summary: " + json.dumps(summary, ensure_ascii=False)
-    return "\n".join([*front.lines[:front.end], line, *front.lines[front.end:]]) + "\n"
+    return "\n".join([*text[:closing].splitlines(), line, *text[closing:].splitlines()]) + "\n"
 
 
 def normal_page(text: str) -> str:
@@ -756,7 +761,7 @@ class Catalogue(NamedTuple):
                 return "The page names %s and %s collide on some file systems." % (shown(other), shown(name))
         return None
 
-    def index(self) -> str:
+    def render_index(self) -> str:
         """The index's exact text, section 8."""
         problem = self.error()
         if problem is not None:
@@ -802,7 +807,7 @@ def read_page(folder: Optional[Folder], name: str) -> Page:
 
 def index_rows(text: str) -> List[Tuple[str, str]]:
     """The rows of an index text as slug and description."""
-    found = (INDEX_ROW.fullmatch(line) for line in text.splitlines())
+    found = (INDEX_ROW.fullmatch(text, *span) for span in line_spans(text))
     return [(row.group(1), row.group(2).strip()) for row in found if row]
 
 
@@ -821,7 +826,7 @@ class IndexFile(NamedTuple):
 
 
 def plan_index(workspace: Workspace, catalogue: Catalogue) -> IndexFile:
-    text = catalogue.index()
+    text = catalogue.render_index()
     return IndexFile(text, workspace.read_text(INDEX_FILE) != text)
 
 
@@ -1165,30 +1170,22 @@ def migrate_summaries(workspace: Workspace) -> List[str]:
         rows.setdefault(slug, []).append(description)
     pending: List[str] = []
     problems: List[str] = []
-    names = page_names(workspace)
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(workspace.folder(PAGES)) if names else None
-
-        def migrated(name: str) -> Optional[str]:
-            assert folder is not None  # only called for names that were found in it
-            return migrated_text(name, decode(folder.read(name), "the page"), rows)
-
-        for name in names:
-            try:
-                if migrated(name) is not None:
-                    pending.append(name)
-            except VaultError as problem:
-                problems.append("%s: %s" % (shown(name), problem))
-        if problems:
-            raise VaultError("Nothing was migrated. %s." % "; ".join(problems))
-        for name in pending:
-            folder.replace(name, encode(migrated(name) or "", name))
+    for name in page_names(workspace):
+        try:
+            if migrated_text(workspace, name, rows) is not None:
+                pending.append(name)
+        except VaultError as problem:
+            problems.append("%s: %s" % (shown(name), problem))
+    if problems:
+        raise VaultError("Nothing was migrated. %s." % "; ".join(problems))
+    for name in pending:
+        workspace.write(PAGES + "/" + name, migrated_text(workspace, name, rows) or "")
     return pending
 
 
-def migrated_text(name: str, text: str, rows: Dict[str, List[str]]) -> Optional[str]:
+def migrated_text(workspace: Workspace, name: str, rows: Dict[str, List[str]]) -> Optional[str]:
     """The page with a summary, None if it has one already."""
-    text = normal_page(text)
+    text = normal_page(workspace.read_text(PAGES + "/" + name) or "")
     if judge_page(name, text).summary is not None:
         return None
     found = rows.get(stem_of(name), [])
@@ -1316,7 +1313,7 @@ def managed_text(workspace: Workspace, path: str) -> str:
 
 def adapter_conflicts(workspace: Workspace) -> List[str]:
     """Files in the adapters' places that are not ours."""
-    known = {path: () for path in SKILL_FILES}
+    known: Dict[str, Tuple[str, ...]] = {path: () for path in SKILL_FILES}
     known.update({path: LEGACY_COMMAND_TOKENS for path in command_texts()})
     known.update({skill.path: skill.tokens for skill in LEGACY_SKILLS})
     return sorted(path for path, tokens in known.items()
@@ -1417,7 +1414,7 @@ def examine(workspace: Workspace) -> Dict[str, Any]:
     inventory = take_inventory(workspace)
     stored = workspace.read_text(INDEX_FILE) if workspace.is_file(INDEX_FILE) else None
     build_error = catalogue.error()
-    wanted = None if build_error else catalogue.index()
+    wanted = None if build_error else catalogue.render_index()
     outdated = wanted is not None and wanted != stored
     git = git_report(workspace, inventory)
     state_file = check_state(workspace)
@@ -1710,7 +1707,8 @@ def find_lines(workspace: Workspace, folded: str) -> Iterator[Dict[str, Any]]:
             text = decode(folder.read(name), shown(name))
             if folded not in text.casefold():  # quick: most pages have no match
                 continue
-            for number, line in enumerate(text.splitlines(), 1):
+            for number, span in enumerate(line_spans(text), 1):
+                line = text[slice(*span)]
                 if folded in line.casefold():
                     yield {"file": PAGES + "/" + name, "line": number, "text": line.strip()[:SEARCH_TEXT_LIMIT]}
 
@@ -1934,14 +1932,17 @@ def fail(message: str) -> int:
     return 2
 
 
-def stop(*_: object) -> NoReturn:
-    """On SIGTERM: unwind, so that the lock and temporary files are removed."""
-    raise SystemExit(143)
+def stop(number: int, _: object) -> NoReturn:
+    """On a signal that ends the command: unwind, so that the lock and temporary files are removed."""
+    raise SystemExit(128 + number)
 
 
 def main(words: List[str]) -> int:
     arguments = build_parser().parse_args(words)
-    signal.signal(signal.SIGTERM, stop)
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, stop)
     try:
         for word in words:
             encode(word, "The command line")
