@@ -64,20 +64,24 @@ pub fn side_by_side<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync
 pub fn page_names(tree: &Tree) -> Result<(Option<Dir>, Vec<String>), VaultError> {
     let Some(folder) = tree.folder(PAGES)? else { return Ok((None, Vec::new())) };
     let mut names = Vec::new();
-    for entry in folder.entries()? {
-        if entry.kind != Kind::File {
-            continue;
+    let mut broken = None;
+    folder.each(|entry, kind| {
+        if kind != Kind::File {
+            return;
         }
-        match String::from_utf8(entry.name) {
-            Ok(name) if name::is_page(&name) => names.push(name),
+        match std::str::from_utf8(entry) {
+            Ok(file) if name::is_page(file) => names.push(file.to_owned()),
             Ok(_) => {}
-            Err(error) => {
-                let name = String::from_utf8_lossy(error.as_bytes()).into_owned();
-                if name::is_page(&name) {
-                    return Err(VaultError::NameNotUtf8(format!("{PAGES}/{name}")));
+            Err(_) => {
+                let file = String::from_utf8_lossy(entry);
+                if name::is_page(&file) {
+                    broken = Some(format!("{PAGES}/{file}"));
                 }
             }
         }
+    })?;
+    if let Some(path) = broken {
+        return Err(VaultError::NameNotUtf8(path));
     }
     index::sort(&mut names, |name| name);
     Ok((Some(folder), names))
@@ -186,42 +190,35 @@ pub fn walk(top: &Dir) -> Result<Walk, VaultError> {
     let mut walk = Walk { folders: vec![Vec::new()], ..Walk::default() };
     let mut at = 0;
     while let Some(path) = walk.folders.get(at).cloned() {
-        let listed = if path.is_empty() {
-            top.entries()?
-        } else {
-            match list(top, &path) {
-                Some(entries) => entries,
-                None => {
-                    walk.unreadable.push(path);
-                    at += 1;
-                    continue;
-                }
-            }
-        };
-        for entry in listed {
+        let Walk { files, folders, unreadable } = &mut walk;
+        let mut see = |name: &[u8], kind| {
             let mut below = path.clone();
             if !below.is_empty() {
                 below.push(b'/');
             }
-            below.extend_from_slice(&entry.name);
-            if entry.kind == Kind::Folder {
-                walk.folders.push(below);
+            below.extend_from_slice(name);
+            if kind == Kind::Folder {
+                folders.push(below);
             } else {
-                walk.files.push(Met { path: below, kind: entry.kind, folder: at });
+                files.push(Met { path: below, kind, folder: at });
+            }
+        };
+        if path.is_empty() {
+            top.each(see)?;
+        } else {
+            let listed = match Tree::real_folder(top, &path) {
+                Ok(Some(folder)) => folder.each(&mut see),
+                // It has just gone.
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if listed.is_err() {
+                unreadable.push(path);
             }
         }
         at += 1;
     }
     Ok(walk)
-}
-
-/// Entries of a folder below `top`; none if it has just gone, `None` if it cannot be listed.
-fn list(top: &Dir, path: &[u8]) -> Option<Vec<super::tree::Entry>> {
-    match Tree::real_folder(top, path) {
-        Ok(Some(folder)) => folder.entries().ok(),
-        Ok(None) => Some(Vec::new()),
-        Err(_) => None,
-    }
 }
 
 /// The daily entries (paths below the daily folder), in no order.

@@ -7,7 +7,7 @@ use super::clock::Clock;
 use super::lock;
 use super::plan::name;
 use super::scan::{DAILY, PAGES, VAULT};
-use super::tree::{Dir, Entry, Kind, Tree, modified, temporary_of};
+use super::tree::{Dir, Kind, Tree, modified, temporary_of};
 
 /// Age from which a temporary file belongs to nobody: no write takes an hour.
 const ABANDONED: Duration = Duration::from_secs(3600);
@@ -36,12 +36,17 @@ pub fn temporary_files(tree: &Tree, clock: &dyn Clock) {
     // Entries are never rewritten, so only folders of dates can have some; the newest few are enough,
     // because the writer that was killed wrote into one of those.
     let Ok(Some(daily)) = tree.folder(DAILY) else { return };
-    let Ok(entries) = daily.entries() else { return };
-    let mut dates: Vec<String> = entries
-        .into_iter()
-        .filter(|entry| entry.kind == Kind::Folder)
-        .filter_map(|entry| String::from_utf8(entry.name).ok())
-        .collect();
+    let mut dates: Vec<String> = Vec::new();
+    let listed = daily.each(|name, kind| {
+        if kind == Kind::Folder
+            && let Ok(name) = std::str::from_utf8(name)
+        {
+            dates.push(name.to_owned());
+        }
+    });
+    if listed.is_err() {
+        return;
+    }
     dates.sort_unstable();
     for date in dates.iter().rev().take(NEWEST_DATES) {
         if let Ok(Some(folder)) = Tree::real_folder(&daily, date.as_bytes()) {
@@ -54,16 +59,26 @@ pub fn temporary_files(tree: &Tree, clock: &dyn Clock) {
 const NEWEST_DATES: usize = 7;
 
 fn sweep(folder: &Dir, ours: Ours, clock: &dyn Clock) {
-    let Ok(entries) = folder.entries() else { return };
-    for Entry { name, kind } in entries {
-        let Ok(name) = String::from_utf8(name) else { continue };
-        if kind != Kind::File || !temporary_of(&name).is_some_and(ours) {
-            continue;
+    let mut temporary: Vec<String> = Vec::new();
+    let listed = folder.each(|name, kind| {
+        // Most names are told apart by their first byte.
+        if kind == Kind::File
+            && name.first() == Some(&b'.')
+            && let Ok(name) = std::str::from_utf8(name)
+            && temporary_of(name).is_some_and(ours)
+        {
+            temporary.push(name.to_owned());
         }
+    });
+    if listed.is_err() {
+        return;
+    }
+    for name in temporary {
         let Ok(Some(stat)) = folder.stat(&name) else { continue };
         let (seconds, _) = modified(&stat);
         let written = UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
         if clock.now().duration_since(written).is_ok_and(|age| age > ABANDONED) {
+            // It does no harm; the next writer tries again.
             let _ = folder.remove(&name);
         }
     }

@@ -22,6 +22,8 @@ use crate::identity::entropy::Entropy;
 /// Largest file read as a page, entry, state or guide: far more than any text that people write, and
 /// a few of them at once fit into memory.
 pub const MAX_FILE: u64 = 512 * 1024 * 1024;
+/// What is read of a file with one call. Pages have a few kilobytes; readers hold a few of these.
+const SMALL_FILE: usize = 16 * 1024;
 /// Links followed on one path; Linux's own limit.
 const MAX_LINKS: usize = 40;
 /// Tries of one resolution that a rename elsewhere disturbs; after that the walk is done by hand.
@@ -78,15 +80,6 @@ impl From<FileType> for Kind {
 
 fn kind_of(stat: &Stat) -> Kind {
     FileType::from_raw_mode(stat.st_mode).into()
-}
-
-/// An entry of a folder.
-#[derive(Clone, Debug)]
-pub struct Entry {
-    /// Its name, as bytes.
-    pub name: Vec<u8>,
-    /// What it is.
-    pub kind: Kind,
 }
 
 /// An opened folder.
@@ -341,7 +334,7 @@ impl Tree {
     pub fn read(&self, path: &str) -> Result<Option<Vec<u8>>, VaultError> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
         match self.resolve_maybe(path, flags, Links::Inside)? {
-            Some(handle) => read_all(handle, path).map(Some),
+            Some(handle) => read_all(handle, path, Vec::new()).map(Some),
             None => Ok(None),
         }
     }
@@ -492,13 +485,12 @@ impl Dir {
         }
     }
 
-    /// All entries but `.` and `..`, in no order.
+    /// Shows every entry but `.` and `..`, in no order.
     ///
     /// # Errors
     /// [`VaultError::Io`].
-    pub fn entries(&self) -> Result<Vec<Entry>, VaultError> {
+    pub fn each(&self, mut see: impl FnMut(&[u8], Kind)) -> Result<(), VaultError> {
         let fail = |error: Errno| io_error("list", &self.path, error);
-        let mut out = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.handle).map_err(fail)? {
             let entry = entry.map_err(fail)?;
             let name = entry.file_name().to_bytes();
@@ -515,9 +507,9 @@ impl Dir {
                 }
                 known => known.into(),
             };
-            out.push(Entry { name: name.to_vec(), kind });
+            see(name, kind);
         }
-        Ok(out)
+        Ok(())
     }
 
     /// Reads a regular file of this folder; a link is refused, `None` if nothing is there.
@@ -527,7 +519,7 @@ impl Dir {
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, VaultError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.handle, name, flags, Mode::empty()) {
-            Ok(handle) => read_all(handle, &self.at(name)).map(Some),
+            Ok(handle) => read_small(handle, &self.at(name)).map(Some),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG) => Ok(None),
             Err(Errno::LOOP) => Err(VaultError::SymbolicLink(self.at(name))),
             Err(error) => Err(io_error("open", &self.at(name), error)),
@@ -603,7 +595,21 @@ pub fn modified(stat: &Stat) -> (i64, i64) {
     (stat.st_mtime.into(), i64::try_from(stat.st_mtime_nsec).unwrap_or(0))
 }
 
-fn read_all(handle: OwnedFd, path: &str) -> Result<Vec<u8>, VaultError> {
+/// Reads a file that is probably small with one call: a short answer of a regular file is all of it.
+fn read_small(handle: OwnedFd, path: &str) -> Result<Vec<u8>, VaultError> {
+    let mut bytes = Vec::with_capacity(SMALL_FILE);
+    let room = rustix::buffer::spare_capacity(&mut bytes);
+    match rustix::io::read(&handle, room) {
+        Ok(0 | SMALL_FILE..) => read_all(handle, path, bytes),
+        Ok(_) => Ok(bytes),
+        // A folder, or a pipe that nobody writes to.
+        Err(Errno::ISDIR | Errno::AGAIN) => Err(VaultError::NotRegular(path.to_owned())),
+        Err(error) => Err(io_error("read", path, error)),
+    }
+}
+
+/// Reads on from what has been read already.
+fn read_all(handle: OwnedFd, path: &str, mut bytes: Vec<u8>) -> Result<Vec<u8>, VaultError> {
     let fail = |error: io::Error| io_error("read", path, error);
     let stat = rustix::fs::fstat(&handle).map_err(|error| fail(error.into()))?;
     if kind_of(&stat) != Kind::File {
@@ -614,7 +620,7 @@ fn read_all(handle: OwnedFd, path: &str) -> Result<Vec<u8>, VaultError> {
         return Err(VaultError::TooLarge { path: path.to_owned(), limit: MAX_FILE });
     }
     // One byte more than the size lets the end be seen without another growth.
-    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0) + 1);
+    bytes.reserve((usize::try_from(size).unwrap_or(0) + 1).saturating_sub(bytes.len()));
     File::from(handle).take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(fail)?;
     if bytes.len() as u64 > MAX_FILE {
         return Err(VaultError::TooLarge { path: path.to_owned(), limit: MAX_FILE });

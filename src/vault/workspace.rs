@@ -29,7 +29,7 @@ use super::plan::state::{self, Source, State};
 use super::plan::text::{decode, has_conflict, strip};
 use super::plan::{daily, json};
 use super::scan::{self, PAGES, VAULT};
-use super::tree::{Dir, Kind, Tree};
+use super::tree::{Kind, Tree};
 use crate::identity::entropy::{Entropy, EntropyError, OsEntropy};
 
 /// The marker.
@@ -453,12 +453,16 @@ impl Workspace {
         // Git works while the files are read.
         let root = self.root();
         std::thread::scope(|scope| {
-            let tracked = scope.spawn(|| git::tracked(root));
-            let untracked = scope.spawn(|| git::untracked(root));
+            let has_git = git::may_be_repository(root);
+            let tracked = scope.spawn(move || has_git.then(|| git::tracked(root)).flatten());
+            let untracked = scope.spawn(move || has_git.then(|| git::untracked(root)).flatten());
             let mut inventory = self.inventory()?;
             let durable = std::mem::take(&mut inventory.durable);
             let asked = durable.clone();
-            let ignored = scope.spawn(move || git::ignored(root, &asked));
+            let ignored = scope.spawn(move || match has_git {
+                true => git::ignored(root, &asked),
+                false => Vec::new(),
+            });
             let (state, mut facts) = self.judge(&inventory)?;
             let ignored = ignored.join().unwrap_or_default();
             let lists = tracked.join().ok().flatten().zip(untracked.join().ok().flatten());
@@ -487,28 +491,28 @@ impl Workspace {
         let Some(vault) = self.tree.folder(VAULT)? else { return Ok(inventory) };
         let walk = scan::walk(&vault)?;
         let mut newest = None;
-        let mut here: Option<(usize, Option<Dir>)> = None;
-        for met in &walk.files {
-            let path = met.text()?;
-            if met.kind == Kind::Link {
-                inventory.storage.symlinks.push(path.to_owned());
+        for run in walk.files.chunk_by(|a, b| a.folder == b.folder) {
+            let at = run.first().map_or(0, |met| met.folder);
+            let path = walk.folders.get(at).map_or(&[][..], Vec::as_slice);
+            let folder = match path {
+                [] => Some(vault.again()?),
+                _ => Tree::real_folder(&vault, path)?,
+            };
+            let Some(folder) = folder else { continue };
+            let measured = scan::side_by_side(run, |met| match met.kind {
+                Kind::File => folder.measure(met.name()).ok(),
+                _ => None,
+            });
+            for (met, measured) in run.iter().zip(measured) {
+                let path = met.text()?;
+                if met.kind == Kind::Link {
+                    inventory.storage.symlinks.push(path.to_owned());
+                }
+                if let Some((size, modified, readable)) = measured {
+                    inventory.add(path, size, readable);
+                    newest = newest.max(Some(modified));
+                }
             }
-            if met.kind != Kind::File {
-                continue;
-            }
-            if here.as_ref().is_none_or(|(at, _)| *at != met.folder) {
-                let folder = walk.folders.get(met.folder).map_or(&[][..], Vec::as_slice);
-                let folder = if folder.is_empty() {
-                    Some(vault.again()?)
-                } else {
-                    Tree::real_folder(&vault, folder)?
-                };
-                here = Some((met.folder, folder));
-            }
-            let Some((_, Some(folder))) = &here else { continue };
-            let Ok((size, modified, readable)) = folder.measure(met.name()) else { continue };
-            inventory.add(path, size, readable);
-            newest = newest.max(Some(modified));
         }
         for folder in &walk.unreadable {
             inventory.storage.unreadable_files.push(String::from_utf8_lossy(folder).into_owned());

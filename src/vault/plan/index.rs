@@ -26,10 +26,10 @@ pub fn rows(text: &str) -> impl Iterator<Item = (&str, &str)> {
 
 /// Sorts file names of pages as the index lists them.
 pub fn sort<T>(pages: &mut [T], file: impl Fn(&T) -> &str) {
-    if pages.iter().all(|page| file(page).is_ascii()) {
-        // ASCII needs no key of its own: NFC changes nothing and folding is lower-casing.
-        let lower = |name: &str| name.bytes().map(|b| b.to_ascii_lowercase()).collect::<Vec<u8>>();
-        pages.sort_by_cached_key(|page| (lower(file(page)), file(page).to_owned()));
+    let plain = |page: &T| file(page).bytes().all(|b| b.is_ascii() && !b.is_ascii_uppercase());
+    if pages.iter().all(plain) {
+        // NFC and folding change nothing about such names.
+        pages.sort_unstable_by(|a, b| file(a).cmp(file(b)));
     } else {
         pages.sort_by_cached_key(|page| name::sort_key(file(page)));
     }
