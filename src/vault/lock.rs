@@ -2,9 +2,11 @@
 //! exclusively, with its owner's token in it, given up only by its owner, taken over when it is older
 //! than a minute.
 //!
-//! Beyond the specification this holder refreshes the file's time, so that it never looks abandoned
-//! while at work, and takes an abandoned one over in one step (the two files change places), so that a
-//! lock that came alive in between is put back and never deleted.
+//! Beyond the specification a holder refreshes the file's time, so that it never looks abandoned while
+//! at work, and keeps an advisory lock (`flock`) on it, as the portable runtime does, so that engines
+//! that know of it see a holder alive however old the file looks. An abandoned lock is taken over in one
+//! step (the two files change places), so that one that came alive in between is put back and never
+//! deleted.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,6 +14,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::clock::Clock;
@@ -94,12 +97,15 @@ impl Lock {
                 Err(error) => return Err(fail("create", error)),
             }
             if let Some(found) = look(tree, &folder, clock)? {
-                if found.age.is_some_and(|age| age > STALE) {
-                    if let Some(lock) = Self::take_over(&folder, &found, &token, entropy, refresh)?
-                    {
-                        return Ok(lock);
+                let old = found.age.is_some_and(|age| age > STALE);
+                if old
+                    && let Some(abandoned) = tree.open_file(PATH)?
+                    && advise(&abandoned)
+                {
+                    match Self::take_over(&folder, &found, &token, entropy, refresh)? {
+                        Some(lock) => return Ok(lock),
+                        None => continue,
                     }
-                    continue;
                 }
                 let waited = clock.elapsed().saturating_sub(start);
                 if waited >= PATIENCE {
@@ -122,6 +128,7 @@ impl Lock {
         mut file: File,
         refresh: Duration,
     ) -> Result<Self, VaultError> {
+        advise(&file);
         if let Err(error) = file.write_all(format!("{token}\n").as_bytes()) {
             // Best effort: an empty lock would only make others wait.
             let _ = folder.remove(name);
@@ -144,7 +151,8 @@ impl Lock {
         Ok(Self { folder, token, stop: Some(stop), refresher: Some(refresher) })
     }
 
-    /// Takes an abandoned lock's place. `None` if it was not abandoned after all, or has gone.
+    /// Takes an abandoned lock's place. `None` if it was not abandoned after all, or has gone. The
+    /// advisory lock on the abandoned file keeps others from doing the same.
     fn take_over(
         folder: &Dir,
         found: &Found,
@@ -165,7 +173,7 @@ impl Lock {
                 // No exchange on this file system: look once more, then remove and start again.
                 let _ = folder.remove(&ours);
                 if identity(folder, NAME)? == Some(found.identity) {
-                    let _ = folder.remove(NAME);
+                    folder.remove(NAME).map_err(|error| fail("remove the abandoned", error))?;
                 }
                 return Ok(lock.discard());
             }
@@ -214,12 +222,18 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        self.end_refreshing();
         if !self.token.is_empty() && self.held().is_ok() {
             // Nothing can be done about a lock that cannot be removed; it will count as abandoned.
             let _ = self.folder.remove(NAME);
         }
+        self.end_refreshing();
     }
+}
+
+/// Takes the advisory lock on a lock file; whether nobody else has it. File systems without such locks
+/// are taken at the file's age.
+fn advise(file: &File) -> bool {
+    flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
 fn fail(action: &'static str, error: Errno) -> VaultError {
@@ -433,6 +447,19 @@ mod tests {
             std::thread::yield_now();
         }
         drop(lock);
+    }
+
+    #[test]
+    fn an_old_lock_whose_holder_lives_is_not_taken() {
+        let place = place();
+        let clock = Turned::new(|_| ());
+        let lock = Lock::acquire(&place.tree, &clock, &mut entropy()).unwrap();
+        age(&place.lock, Duration::from_secs(3600));
+        let text = fs::read_to_string(&place.lock).unwrap();
+        let error = Lock::acquire(&place.tree, &clock, &mut entropy()).err().unwrap();
+        assert!(matches!(error, VaultError::Locked { .. }), "{error}");
+        assert_eq!(fs::read_to_string(&place.lock).unwrap(), text);
+        lock.held().unwrap();
     }
 
     #[test]

@@ -346,6 +346,15 @@ impl Tree {
         }
     }
 
+    /// Opens a file without reading it, links followed.
+    ///
+    /// # Errors
+    /// [`VaultError`].
+    pub(super) fn open_file(&self, path: &str) -> Result<Option<File>, VaultError> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        Ok(self.resolve_maybe(path, flags, Links::Inside)?.map(File::from))
+    }
+
     /// Reads a file as text with LF line ends, links followed.
     ///
     /// # Errors

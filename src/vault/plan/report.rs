@@ -1,7 +1,7 @@
 //! What the commands answer: members in the reference engine's order, the health of a vault judged
 //! from facts, the status card and the text of `start` (specification, section 12).
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -570,15 +570,19 @@ pub fn inspect(workspace: String, vault: String, mut state: State, facts: Facts)
         .as_deref()
         .map(|text| index::rows(text).map(|(slug, text)| (slug.into(), text.into())).collect())
         .unwrap_or_default();
-    let mut slugs = BTreeSet::new();
+    let mut slugs: Vec<&str> = Vec::new();
+    let mut seen = HashSet::new();
     let mut duplicates = Vec::new();
     for (slug, _) in &rows {
-        if !slugs.insert(slug.as_str()) && !duplicates.contains(slug) {
+        if seen.insert(slug.as_str()) {
+            slugs.push(slug);
+        } else if !duplicates.contains(slug) {
             duplicates.push(slug.clone());
         }
     }
-    let stems: BTreeSet<String> =
+    let stems: Vec<String> =
         facts.pages.iter().map(|page| nfc(name::stem(&page.file)).into_owned()).collect();
+    let present: HashSet<&str> = stems.iter().map(String::as_str).collect();
     let out_of_date = match &built {
         Ok(text) => facts.index.as_deref() != Some(text),
         Err(_) => false,
@@ -629,11 +633,11 @@ pub fn inspect(workspace: String, vault: String, mut state: State, facts: Facts)
             .filter(|(_, text)| strip(text).is_empty())
             .map(|(slug, _)| slug.clone())
             .collect(),
-        orphan_pages: stems.iter().filter(|stem| !slugs.contains(stem.as_str())).cloned().collect(),
+        orphan_pages: stems.iter().filter(|stem| !seen.contains(stem.as_str())).cloned().collect(),
         missing_pages: slugs
-            .iter()
-            .filter(|slug| !stems.contains(**slug))
-            .map(|slug| (*slug).to_owned())
+            .into_iter()
+            .filter(|slug| !present.contains(slug))
+            .map(str::to_owned)
             .collect(),
         conflict_markers: facts.conflicts,
         index_build_errors: built.err().into_iter().collect(),
