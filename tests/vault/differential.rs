@@ -5,15 +5,18 @@
 //! (`docs/decisions.md`, EchoesVault). The portable runtime runs in one process for all cases; the
 //! binary is started for every command.
 
+use std::cell::RefCell;
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Map, Value, json};
 
-use crate::engine::{Driver, Outcome, copy, mask, portable, python, run, run_native, tree};
+use crate::support::{Answer, Engine, Space, need_python, runtime};
 
 /// Histories that are compared; each takes about 50 ms.
 const CASES: u32 = 160;
@@ -72,15 +75,47 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn scalar() -> impl Strategy<Value = String> {
-    const KNOWN: &[&str] = &["note", "active", "deprecated", "Deprecated", "\"deprecated\"", "'it''s'", "''", "\"\"", "[]", "",
-                 "\"a\\u00e9\\n\"", "\"open", "'", "x # y", "- [[a]]: row", "- [[b]]:", "=======", "DEPRECATED: x"];
+    const KNOWN: &[&str] = &[
+        "note",
+        "active",
+        "deprecated",
+        "Deprecated",
+        "\"deprecated\"",
+        "'it''s'",
+        "''",
+        "\"\"",
+        "[]",
+        "",
+        "\"a\\u00e9\\n\"",
+        "\"open",
+        "'",
+        "x # y",
+        "- [[a]]: row",
+        "- [[b]]:",
+        "=======",
+        "DEPRECATED: x",
+    ];
     prop_oneof![6 => select(KNOWN).prop_map(str::to_owned), 2 => text(12), 1 => text(170)]
 }
 
 fn front_line() -> impl Strategy<Value = String> {
     const KEYS: &[&str] = &["type", "stack", "status", "summary", "extra", "Type", "a-b_c1"];
-    const ODD: &[&str] = &["", "  indented", "# comment", " # comment", "\t- x", "no key", "1x: y", "type : y", "<<<<<<< HEAD",
-               "=======", ">>>>>>> x", "---", "----", "..."];
+    const ODD: &[&str] = &[
+        "",
+        "  indented",
+        "# comment",
+        " # comment",
+        "\t- x",
+        "no key",
+        "1x: y",
+        "type : y",
+        "<<<<<<< HEAD",
+        "=======",
+        ">>>>>>> x",
+        "---",
+        "----",
+        "...",
+    ];
     prop_oneof![
         6 => (select(KEYS), select(&[": ", ":", ":\t", ":  "][..]), scalar())
             .prop_map(|(key, colon, value)| format!("{key}{colon}{value}")),
@@ -91,19 +126,23 @@ fn front_line() -> impl Strategy<Value = String> {
 
 /// A page: mostly valid, with something wrong or odd now and then.
 fn page() -> impl Strategy<Value = String> {
-    let valid = (scalar(), prop_oneof![Just("[]"), Just("\n  - x"), Just("")], scalar(), scalar()).prop_map(
-        |(kind, stack, status, summary)| {
+    let valid = (scalar(), prop_oneof![Just("[]"), Just("\n  - x"), Just("")], scalar(), scalar())
+        .prop_map(|(kind, stack, status, summary)| {
             vec![
                 format!("type: {kind}"),
                 format!("stack: {stack}"),
                 format!("status: {status}"),
                 format!("summary: {summary}"),
             ]
-        },
-    );
+        });
     let plain = (text(20), any::<bool>()).prop_map(|(summary, old)| {
         let status = if old { "deprecated" } else { "active" };
-        vec!["type: note".into(), "stack: []".into(), format!("status: {status}"), format!("summary: s{summary}")]
+        vec![
+            "type: note".into(),
+            "stack: []".into(),
+            format!("status: {status}"),
+            format!("summary: s{summary}"),
+        ]
     });
     let bare = Just(vec!["type: note".into(), "stack: []".into(), "status: active".into()]);
     let front = prop_oneof![
@@ -116,14 +155,16 @@ fn page() -> impl Strategy<Value = String> {
     let around = select(&["", "", "", "\n", " \u{3000}\n", "\u{feff}"][..]);
     let end = select(&["\n", "\n", "\n", "\n", "\r\n", "\r", "\u{2028}", "\u{c}"][..]);
     let odd = prop_oneof![6 => Just(false), 1 => Just(true)];
-    (front, more, text(30), around, end, odd).prop_map(|(mut front, more, body, around, end, odd)| {
-        if odd {
-            for (at, line) in more {
-                front.insert(at.index(front.len() + 1), line);
+    (front, more, text(30), around, end, odd).prop_map(
+        |(mut front, more, body, around, end, odd)| {
+            if odd {
+                for (at, line) in more {
+                    front.insert(at.index(front.len() + 1), line);
+                }
             }
-        }
-        format!("{around}---{end}{}{end}---{end}{end}# P{end}{body}", front.join(end))
-    })
+            format!("{around}---{end}{}{end}---{end}{end}# P{end}{body}", front.join(end))
+        },
+    )
 }
 
 fn agent() -> impl Strategy<Value = Option<String>> {
@@ -207,8 +248,12 @@ fn step() -> impl Strategy<Value = Step> {
         ".opencode/commands/echoes-end.md",
         "EchoesVault/.echoes-vault.json",
     ];
-    const ON_DISK: &[&str] = &["a.md", "A.md", "é.md", "e\u{301}.md", ".h.md", "b.MD", "ß.md", "x]y.md", "c.txt"];
-    let queries = prop_oneof![text(3), select(&["a", "SS", "ﬁ", "type:", "\u{301}", "s"][..]).prop_map(str::to_owned)];
+    const ON_DISK: &[&str] =
+        &["a.md", "A.md", "é.md", "e\u{301}.md", ".h.md", "b.MD", "ß.md", "x]y.md", "c.txt"];
+    let queries = prop_oneof![
+        text(3),
+        select(&["a", "SS", "ﬁ", "type:", "\u{301}", "s"][..]).prop_map(str::to_owned)
+    ];
     prop_oneof![
         3 => (text(20), agent()).prop_map(|(entry, agent)| Step::Append(entry, agent)),
         8 => proposed().prop_map(Step::Upsert),
@@ -227,7 +272,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A way to run a command in a workspace.
-type Run<'a> = &'a mut dyn FnMut(&[&str], &str) -> Outcome;
+type Run<'a> = &'a mut dyn FnMut(&[&str], &str) -> Answer;
 
 fn payload_page(page: &Proposed, run: Run<'_>) -> Value {
     let mut members = Map::new();
@@ -241,8 +286,8 @@ fn payload_page(page: &Proposed, run: Run<'_>) -> Value {
         Hash::Stale => drop(members.insert("expectedSha256".into(), json!("0".repeat(64)))),
         Hash::Current => {
             let found = run(&["hash", "--", &page.name], "");
-            if found.status == 0 {
-                members.insert("expectedSha256".into(), found.value()["sha256"].clone());
+            if found.code == Some(0) {
+                members.insert("expectedSha256".into(), found.json()["sha256"].clone());
             }
         }
     }
@@ -257,7 +302,9 @@ fn take(step: &Step, workspace: &Path, run: Run<'_>) -> String {
         String::new()
     };
     let outcome = match step {
-        Step::Append(entry, agent) => run(&["append"], &json!({"entry": entry, "agent": agent}).to_string()),
+        Step::Append(entry, agent) => {
+            run(&["append"], &json!({"entry": entry, "agent": agent}).to_string())
+        }
         Step::Upsert(page) => {
             let payload = payload_page(page, run).to_string();
             run(&["upsert"], &payload)
@@ -270,26 +317,29 @@ fn take(step: &Step, workspace: &Path, run: Run<'_>) -> String {
         Step::Hash(name) if name.contains('\0') => return String::new(),
         Step::Hash(name) => run(&["hash", "--", name], ""),
         Step::Search(query, _) if query.contains('\0') => return String::new(),
-        Step::Search(query, limit) => run(&["search", "--limit", &limit.to_string(), "--", query], ""),
+        Step::Search(query, limit) => {
+            run(&["search", "--limit", &limit.to_string(), "--", query], "")
+        }
         Step::Plain(words) => run(words, ""),
         Step::Payload(command, payload) => run(&[command], payload),
         Step::File(path, bytes) => return write(workspace.join(path), bytes),
-        Step::Page(name, page) => return write(workspace.join("EchoesVault/pages").join(name), page.as_bytes()),
+        Step::Page(name, page) => {
+            return write(workspace.join("EchoesVault/pages").join(name), page.as_bytes());
+        }
     };
     describe(&outcome, workspace)
 }
 
-/// Status, result and the shape of a refusal, without what is free: times and messages.
-fn describe(outcome: &Outcome, workspace: &Path) -> String {
-    if outcome.status != 0 {
-        outcome.message();
+/// The result, or that there was a refusal, without what is free: times and messages.
+fn describe(answer: &Answer, workspace: &Path) -> String {
+    if answer.code != Some(0) {
+        answer.refusal();
         return "refused".into();
     }
-    assert_eq!(outcome.err, "", "{outcome:?}");
-    let masked = String::from_utf8(mask(outcome.out.as_bytes(), workspace)).unwrap();
-    match serde_json::from_str::<Value>(&outcome.out) {
-        Ok(_) => {
-            let mut value: Value = serde_json::from_str(&masked).unwrap();
+    assert_eq!(answer.stderr, "", "{answer:?}");
+    let masked = String::from_utf8(mask(answer.stdout.as_bytes(), workspace)).unwrap();
+    match serde_json::from_str::<Value>(&masked) {
+        Ok(mut value) => {
             hide_messages(&mut value);
             serde_json::to_string_pretty(&value).unwrap()
         }
@@ -303,7 +353,9 @@ fn hide_messages(value: &mut Value) {
             for (name, member) in members {
                 match member {
                     Value::String(text) if name == "error" => "<MESSAGE>".clone_into(text),
-                    Value::Array(list) if name == "indexBuildErrors" || name == "outdatedRuntime" => {
+                    Value::Array(list)
+                        if name == "indexBuildErrors" || name == "outdatedRuntime" =>
+                    {
                         list.fill("<MESSAGE>".into());
                     }
                     other => hide_messages(other),
@@ -315,57 +367,154 @@ fn hide_messages(value: &mut Value) {
     }
 }
 
-fn masked_tree(workspace: &Path) -> Vec<(String, String)> {
-    let show = |bytes: &[u8]| mask(bytes, workspace).escape_ascii().to_string();
-    let mut files: Vec<_> =
-        tree(workspace).iter().map(|(path, bytes)| (show(path), show(bytes))).collect();
+/// All that is in a workspace, fit for comparing.
+fn contents(space: &Space) -> Vec<(String, u32, String)> {
+    let show = |bytes: &[u8]| mask(bytes, &space.root).escape_ascii().to_string();
+    let mut files: Vec<_> = space
+        .snapshot()
+        .into_iter()
+        .map(|(path, (mode, content))| {
+            let path =
+                path.strip_prefix(&space.root).unwrap().as_os_str().as_encoded_bytes().to_vec();
+            (show(&path), mode, show(&content))
+        })
+        .collect();
     files.sort();
     files
 }
 
+/// Copies a folder with all that is in it.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// `bytes` without what no two runs share: times, the names of fresh entries, the workspace's path.
+fn mask(bytes: &[u8], workspace: &Path) -> Vec<u8> {
+    let workspace = workspace.to_str().unwrap().as_bytes();
+    let mut masked = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((first, after)) = rest.split_first() {
+        let found = [
+            (rest.starts_with(workspace).then_some(workspace.len()), &b"<WS>"[..]),
+            (fits(rest, b"dddd-dd-dd/ddddddddTddddddddddddZ"), b"<DAY>/<UTC>Z"),
+            (fits(rest, b"dddd-dd-ddTdd:dd:dd+00:00"), b"<TIME>"),
+            (fits(rest, b"-hhhhhhhh.md"), b"-<RANDOM>.md"),
+        ];
+        match found.iter().find_map(|(length, name)| length.map(|length| (length, name))) {
+            Some((length, name)) => {
+                masked.extend_from_slice(name);
+                rest = &rest[length..];
+            }
+            None => {
+                masked.push(*first);
+                rest = after;
+            }
+        }
+    }
+    masked
+}
+
+/// The length of a template that `bytes` start with: `d` is a digit, `h` a hexadecimal one.
+fn fits(bytes: &[u8], template: &[u8]) -> Option<usize> {
+    let fit = bytes.len() >= template.len()
+        && bytes.iter().zip(template).all(|(byte, wanted)| match wanted {
+            b'd' => byte.is_ascii_digit(),
+            b'h' => byte.is_ascii_digit() || (b'a'..=b'f').contains(byte),
+            other => byte == other,
+        });
+    fit.then_some(template.len())
+}
+
+/// One Python process that runs many commands of the portable runtime.
+struct Driver {
+    child: Child,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Driver {
+    fn start(space: &Space) -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vault/driver.py");
+        let mut command = Command::new("python3");
+        space.surround(&mut command);
+        command.arg(script).arg(runtime()).stderr(Stdio::inherit());
+        let mut child = command.spawn().unwrap();
+        let requests = child.stdin.take().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        Self { child, requests, answers }
+    }
+
+    /// Runs a command as the workspace's own copy would.
+    fn run(&mut self, workspace: &Path, words: &[&str], stdin: &str) -> Answer {
+        let mut all = vec!["--workspace", workspace.to_str().unwrap()];
+        all.extend(words);
+        let file = workspace.join(".echoes-vault/echoes_vault.py");
+        let request = json!({"words": all, "stdin": stdin, "file": file});
+        writeln!(self.requests, "{request}").unwrap();
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        let answer: Value = serde_json::from_str(&line).expect("the driver ended");
+        let text = |member: &str| answer[member].as_str().unwrap().to_owned();
+        let code = answer["status"].as_i64().and_then(|code| i32::try_from(code).ok());
+        Answer { code, stdout: text("out"), stderr: text("err") }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn init_installs_the_same_files() {
-    let home = tempfile::tempdir().unwrap();
-    let home = home.path().canonicalize().unwrap();
-    let (one, other) = (home.join("one"), home.join("other"));
-    for workspace in [&one, &other] {
-        fs::create_dir_all(workspace.join(".opencode/skills/echoes-search-vault-pages")).unwrap();
-        fs::write(workspace.join("AGENTS.md"), "# Mine\n\n").unwrap();
-        let old = workspace.join(".opencode/skills/echoes-search-vault-pages/SKILL.md");
-        fs::write(old, "Read-Before-Write").unwrap();
-    }
-    let native = run_native(&one, &["--agent", "x", "init"], "");
-    let mut command = python();
-    command.arg(portable()).arg("--workspace").arg(&other).args(["--agent", "x", "init"]);
-    let python = run(command, "");
-    assert_eq!(describe(&native, &one), describe(&python, &other));
-    assert_eq!(masked_tree(&one), masked_tree(&other));
-    assert_eq!(fs::read(one.join(".echoes-vault/echoes_vault.py")).unwrap(), fs::read(portable()).unwrap());
+    need_python();
+    let spaces = [Engine::Native, Engine::Python].map(|engine| {
+        let space = Space::empty();
+        space.write("AGENTS.md", "# Mine\n\n");
+        space.write(".opencode/skills/echoes-search-vault-pages/SKILL.md", "Read-Before-Write");
+        space.write(".opencode/skills/echoes-append-to-daily-log/SKILL.md", "mine");
+        let answer = space.run_with(engine, &["--agent", "x", "init"], b"");
+        (describe(&answer, &space.root), contents(&space))
+    });
+    assert_eq!(spaces[0], spaces[1]);
 }
 
 #[test]
 fn histories_end_alike() {
-    let home = tempfile::tempdir().unwrap();
-    let home = home.path().canonicalize().unwrap();
-    let fresh = home.join("fresh");
-    fs::create_dir(&fresh).unwrap();
-    run_native(&fresh, &["init"], "").value();
-    let mut driver = Driver::start();
-    let config = Config { cases: CASES, failure_persistence: None, max_shrink_iters: 300, ..Config::default() };
+    need_python();
+    let fresh = Space::new();
+    let driver = RefCell::new(Driver::start(&fresh));
+    let config = Config {
+        cases: CASES,
+        failure_persistence: None,
+        max_shrink_iters: 300,
+        ..Config::default()
+    };
     let histories = proptest::collection::vec(step(), 1..=STEPS);
-    let driver = std::cell::RefCell::new(&mut driver);
     TestRunner::new(config)
         .run(&histories, |history| {
-            let place = tempfile::tempdir_in(&home).unwrap();
-            let (one, other) = (place.path().join("one"), place.path().join("two"));
-            copy(&fresh, &one);
-            copy(&fresh, &other);
+            let [one, other] = [Space::empty(), Space::empty()];
+            copy(&fresh.root, &one.root);
+            copy(&fresh.root, &other.root);
             for step in &history {
-                let native = take(step, &one, &mut |words, stdin| run_native(&one, words, stdin));
-                let python =
-                    take(step, &other, &mut |words, stdin| driver.borrow_mut().run(&other, words, stdin));
+                let native =
+                    take(step, &one.root, &mut |words, stdin| one.run(words, stdin.as_bytes()));
+                let python = take(step, &other.root, &mut |words, stdin| {
+                    driver.borrow_mut().run(&other.root, words, stdin)
+                });
                 prop_assert_eq!(native, python, "{:?}", step);
-                prop_assert_eq!(masked_tree(&one), masked_tree(&other), "{:?}", step);
+                prop_assert_eq!(contents(&one), contents(&other), "{:?}", step);
             }
             Ok(())
         })
