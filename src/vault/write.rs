@@ -227,6 +227,8 @@ impl Workspace {
         let lock = Lock::acquire(&self.tree, &*self.clock, &mut Draw(self))?;
         let session = Session { workspace: self, lock, gate, written: RefCell::default() };
         session.may_write()?;
+        // A state that cannot be taken over stops the command here, not after pages are written.
+        self.state()?;
         sweep::temporary_files(&self.tree, &*self.clock);
         let done = self.install_runtime(&session, standing).and_then(|()| work(&session));
         let written = session.written.take();

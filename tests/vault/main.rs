@@ -5,9 +5,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 mod crashes;
+mod differential;
 mod engines;
 mod golden;
 mod hostile;
+mod portable;
 mod races;
 mod runtimes;
+mod stress;
 mod support;
