@@ -7,7 +7,7 @@
 //! | floor | rooms |
 //! | --- | --- |
 //! | 1 | [`codec`] bytes to values, [`identity`] keys and their files, [`api::types`] the local API's values |
-//! | 2 | [`mesh`] the agent-comms peer, sans-I/O |
+//! | 2 | [`mesh`] the agent-comms peer, sans-I/O; [`vault`] EchoesVault: a planner without I/O, and its executor |
 //! | 3 | [`store`] durable state, [`runtime`] tokio: sockets, timers, processes |
 //! | 4 | [`daemon`] composition |
 //! | 5 | [`api::client`], [`cli`], [`mcp`]: surfaces that only talk to the local API |
@@ -26,3 +26,4 @@ pub mod mcp;
 pub mod mesh;
 pub mod runtime;
 pub mod store;
+pub mod vault;

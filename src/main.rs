@@ -16,8 +16,10 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let json = invocation.json;
-    if let Command::Completions { shell } = invocation.command {
-        return cli::print(&cli::completions(shell));
+    match &invocation.command {
+        Command::Completions { shell } => return cli::print(&cli::completions(*shell)),
+        Command::Vault { args } => return cli::vault::run(args),
+        Command::Run(_) | Command::Client(_) => {}
     }
     let config = match resolve(&invocation) {
         Ok(config) => config,
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
             let Config { socket, agent_comms_dir, .. } = config;
             cli::execute(command, &Endpoint { socket, agent_comms_dir }, json)
         }
-        Command::Completions { .. } => ExitCode::SUCCESS,
+        Command::Completions { .. } | Command::Vault { .. } => ExitCode::SUCCESS,
     }
 }
 

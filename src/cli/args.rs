@@ -1,5 +1,6 @@
 //! The shape of the command line (`docs/interface.md`).
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -53,6 +54,14 @@ pub enum Command {
     Completions {
         /// The shell that it is for
         shell: Shell,
+    },
+
+    /// Keep a project's memory in its repository (EchoesVault); needs no daemon
+    #[command(disable_help_flag = true)]
+    Vault {
+        /// See `commsd vault --help`
+        #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
     },
 
     /// Ask the daemon
