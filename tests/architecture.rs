@@ -89,7 +89,9 @@ fn surfaces_use_only_the_api_and_the_first_floor() {
             continue;
         }
         for room in used(&text) {
-            if matches!(floor(&room), Some(2..=4)) {
+            // The vault's command line works in process, without a daemon.
+            let in_process = name == "cli/vault.rs" && room.starts_with("vault");
+            if matches!(floor(&room), Some(2..=4)) && !in_process {
                 wrong.push(format!("{name} uses {room}"));
             }
         }

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::tool::ToolResult;
 use crate::codec::time::UnixMillis;
 
 pub mod rpc;
@@ -457,6 +458,16 @@ methods! {
     Logs(LogsParams) = "logs.get" | "logs" => Logs;
     /// Snapshot, then numbered changes as `change` notifications.
     Watch(WatchParams) = "watch" => Watching;
+    /// The tool `agent_comms`, as a model calls it.
+    Action(ActionParams) = "action" => ToolResult;
+    /// This user's own names for devices.
+    Petnames(PetnamesParams) = "petnames.list" | "petnames" => Petnames;
+    /// Gives a device a name.
+    PetnameSet(PetnameSetParams) = "petname.set" => Petname;
+    /// Takes a device's name away.
+    PetnameClear(PetnameClearParams) = "petname.clear" => Petname;
+    /// The name that this machine gives itself.
+    MachineName(MachineNameParams) = "machine.name" => MachineName;
 }
 
 /// Parameters from JSON, with the name of a field that does not fit in the error.
@@ -534,6 +545,34 @@ params! {
         name: String,
         /// Ask for an identity that ends with the connection.
         ephemeral: bool,
+        /// Put the agent into the room of its directory, which agents of one directory share.
+        project_room: bool,
+    }
+
+    /// `petnames.list`.
+    PetnamesParams { ; }
+
+    /// `petname.set`.
+    PetnameSetParams {
+        /// Full id of the device.
+        device: String,
+        /// Its name, 1 to 64 characters.
+        name: String,
+        ;
+    }
+
+    /// `petname.clear`.
+    PetnameClearParams {
+        /// Full id of the device.
+        device: String,
+        ;
+    }
+
+    /// `machine.name`.
+    MachineNameParams {
+        ;
+        /// The name, 1 to 64 characters; none without it.
+        name: String,
     }
 
     /// `detach`.
@@ -578,6 +617,8 @@ params! {
         /// Path, or unambiguous name.
         room: String,
         ;
+        /// What the owner is told; of use when an invitation is declined.
+        reason: String,
     }
 
     /// `room.members`.
@@ -734,6 +775,12 @@ params! {
         after: String,
     }
 }
+
+/// `action`: `{action, …}`. What is in it is checked by [`super::tool::Action::parse`], which names
+/// the field.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ActionParams(pub Map<String, Value>);
 
 /// Which waiting request `accept` or `reject` means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1335,6 +1382,26 @@ results! {
         events: Vec<Event>,
         /// Whether more are kept behind these; ask with `after` = the last `seq`.
         more: bool,
+    }
+
+    /// `petnames.list`.
+    Petnames {
+        /// Ordered by device.
+        petnames: Vec<Petname>,
+    }
+
+    /// `petname.set`, `petname.clear`.
+    Petname {
+        /// Full id of the device.
+        device: String,
+        /// What it is called, or was before its name was taken away; empty when it had none.
+        name: String,
+    }
+
+    /// `machine.name`.
+    MachineName {
+        /// What this machine calls itself.
+        name: Option<String>,
     }
 
     /// `watch`.

@@ -8,6 +8,7 @@ mod client;
 mod doctor;
 mod output;
 pub mod run;
+pub mod vault;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -51,8 +52,13 @@ pub struct Endpoint {
 /// # Errors
 /// The exit code, when there is nothing to do or the command line cannot be used.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
-    let args: Vec<OsString> = args.into_iter().collect();
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let behind_vault = split_vault(&mut args);
     let error = match Invocation::try_parse_from(&args) {
+        Ok(Invocation { command: Command::Vault { .. }, home, socket, json }) => {
+            let command = Command::Vault { args: behind_vault };
+            return Ok(Invocation { home, socket, json, command });
+        }
         Ok(invocation) => return Ok(invocation),
         Err(error) => error,
     };
@@ -67,6 +73,20 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
         return Err(report(&ApiError::new("usage", message, todo.trim_end()), true, code));
     }
     Err(output::report_usage(text, code))
+}
+
+/// Takes off what follows the command `vault`: its arguments are read elsewhere, in their own way.
+fn split_vault(args: &mut Vec<OsString>) -> Vec<OsString> {
+    let mut at = 1;
+    while let Some(arg) = args.get(at) {
+        at += match arg.to_str() {
+            Some("--home" | "--socket") => 2,
+            Some("vault") => return args.split_off(at + 1),
+            Some(option) if option.starts_with("--") => 1,
+            _ => break,
+        };
+    }
+    Vec::new()
 }
 
 /// Whether a command line that cannot be used was one for the daemon.

@@ -40,7 +40,8 @@ pub(super) fn report_usage(text: &str, code: u8) -> ExitCode {
     complain(&format!("commsd: {}\n", lines.join("\n")), code)
 }
 
-fn complain(text: &str, code: u8) -> ExitCode {
+/// Writes a complaint to stderr as it is, and returns `code` as the exit code.
+pub(super) fn complain(text: &str, code: u8) -> ExitCode {
     // There is nobody left to tell when stderr is gone.
     let _ = io::stderr().write_all(text.as_bytes());
     code.into()

@@ -149,6 +149,7 @@ impl Owner {
             key: Some(key_label),
             name: None,
             ephemeral: None,
+            project_room: None,
         };
         self.opening_slots.push(name.base().to_owned());
         let request = SlotRequest { harness, key, ephemeral: false, in_use: Vec::new() };

@@ -327,6 +327,7 @@ async fn attach(socket: &Path, name: &str) -> Option<(Client, Notifications)> {
         key: Some(name.to_owned().try_into().unwrap()),
         name: None,
         ephemeral: None,
+        project_room: None,
     };
     match client.call(attach).await {
         Ok(_) => Some((client, events)),

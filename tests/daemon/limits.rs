@@ -123,7 +123,7 @@ fn ran(program: &str, args: &[&str], home: &Path) -> bool {
 }
 
 #[allow(clippy::print_stdout)]
-fn skipped(why: &str) {
+pub fn skipped(why: &str) {
     println!("SKIPPED: {why}");
 }
 
@@ -151,6 +151,7 @@ fn shell_agent(name: &str) -> AttachParams {
         key: Some(name.to_owned().try_into().unwrap()),
         name: None,
         ephemeral: None,
+        project_room: None,
     }
 }
 

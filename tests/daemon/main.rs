@@ -11,6 +11,7 @@ mod durable;
 mod events;
 mod limits;
 mod local_socket;
+mod mcp;
 mod mesh;
 mod namespaces;
 mod signals;

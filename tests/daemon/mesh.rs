@@ -255,6 +255,7 @@ async fn names_with_one_slot_name_are_not_one_agent() {
             key: Some("a_b".to_owned().try_into().unwrap()),
             name: None,
             ephemeral: None,
+            project_room: None,
         })
         .await
         .unwrap_err();
@@ -369,6 +370,7 @@ async fn a_connection_that_detaches_is_nobody_and_may_become_somebody_else() {
         key: Some(name.to_owned().try_into().unwrap()),
         name: None,
         ephemeral: None,
+        project_room: None,
     };
     let bob = alice.client.call(attach("bob")).await.unwrap();
     assert_ne!(bob.agent, alice.id);

@@ -29,7 +29,7 @@ pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Deliver
 pub use durable::{RecoverError, Restorable};
 pub use links::MAX_SESSIONS;
 pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
-pub use rooms::MAX_INVITATIONS_OF_OWNER;
+pub use rooms::{MAX_INVITATIONS_OF_OWNER, MAX_ROOM_NAME_BYTES};
 
 use super::checked::Checked;
 use super::delivery::{Copies, Mailbox, Outgoing, Queued};
@@ -237,6 +237,8 @@ pub enum Input {
     Tick,
     /// Leave: tell peers, hand over the port.
     Shutdown,
+    /// This machine has another name, or none any more.
+    MachineNamed(Option<String>),
 }
 
 /// Where a dial goes.
@@ -667,6 +669,7 @@ impl Node {
             Input::DeadPids(dead) => self.dead_pids(&dead, now),
             Input::Tick => {}
             Input::Shutdown => self.shutdown(now),
+            Input::MachineNamed(name) => self.machine_named(name, now),
         }
         self.settle(now);
         self.upkeep(now);

@@ -835,11 +835,11 @@ impl Node {
         let slug = room_path::slug(name).ok_or_else(|| {
             CommandError::new("invalid_name", "a room name needs a letter or digit")
         })?;
-        if slug.len() > MAX_NAME_BYTES || description.len() > MAX_DESCRIPTION_BYTES {
+        if slug.len() > MAX_ROOM_NAME_BYTES || description.len() > MAX_DESCRIPTION_BYTES {
             return Err(CommandError::new(
                 "too_large",
                 format!(
-                    "a room name has at most {MAX_NAME_BYTES} bytes, a description {MAX_DESCRIPTION_BYTES}"
+                    "a room name has at most {MAX_ROOM_NAME_BYTES} bytes, a description {MAX_DESCRIPTION_BYTES}"
                 ),
             ));
         }
@@ -1559,7 +1559,7 @@ const MAX_CODE_CHARS: usize = 64;
 /// Characters of a reason or description shown in an event.
 const MAX_REASON_CHARS: usize = 2_000;
 /// Bytes of a room name.
-const MAX_NAME_BYTES: usize = 64;
+pub const MAX_ROOM_NAME_BYTES: usize = 64;
 /// Bytes of a room description.
 const MAX_DESCRIPTION_BYTES: usize = 4096;
 
