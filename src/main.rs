@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     match &invocation.command {
         Command::Completions { shell } => return cli::print(&cli::completions(*shell)),
         Command::Vault { args } => return cli::vault::run(args),
-        Command::Run(_) | Command::Client(_) => {}
+        Command::Run(_) | Command::Mcp { .. } | Command::Client(_) => {}
     }
     let config = match resolve(&invocation) {
         Ok(config) => config,
