@@ -420,7 +420,7 @@ fn what_waits_too_long_expires_and_too_much_is_dropped() {
     befriend(&mut world, a, b);
     world.crash(hosts[1]);
     world.run(1_000);
-    for n in 0..103 {
+    for n in 0..commsd::mesh::delivery::MAX_QUEUED + 3 {
         send(&mut world, a, dm(b, &format!("{n}")));
     }
     let states = reported(&world, &a, &b);
@@ -428,7 +428,10 @@ fn what_waits_too_long_expires_and_too_much_is_dropped() {
     world.jump_clock(hosts[0], 25 * 3600 * 1000);
     world.run(2_000);
     let states = reported(&world, &a, &b);
-    assert_eq!(states.iter().filter(|s| **s == DeliveryState::Expired).count(), 100);
+    assert_eq!(
+        states.iter().filter(|s| **s == DeliveryState::Expired).count(),
+        commsd::mesh::delivery::MAX_QUEUED
+    );
 }
 
 #[test]
