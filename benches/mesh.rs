@@ -35,8 +35,18 @@ use support::daemon::{Daemon, Ports, status, until};
 use support::floor::{self, Spread};
 use support::stats::{self, Samples, figures, heading, latency, micros, rate};
 
-const NAMES: [&str; 9] =
-    ["request", "dm", "dm-remote", "fan-out", "sustained", "verify", "formation", "memory", "idle"];
+const NAMES: [&str; 10] = [
+    "request",
+    "dm",
+    "dm-remote",
+    "fan-out",
+    "sustained",
+    "enqueue",
+    "verify",
+    "formation",
+    "memory",
+    "idle",
+];
 
 /// Floor and figure take turns so many times.
 const ROUNDS: usize = 5;
@@ -77,6 +87,7 @@ async fn run(name: &str) {
         "request" => request().await,
         "dm" => dm_here().await,
         "dm-remote" => dm_remote().await,
+        "enqueue" => enqueue().await,
         "fan-out" => fan_out().await,
         "sustained" => sustained().await,
         "verify" => verify(),
@@ -176,6 +187,48 @@ async fn dm_here() {
     latency("floor: Unix socket echo", &floor, None, "");
     latency("call to event at the other agent", &arrived, Some(&floor), "<= 4");
     latency("call to answer (delivered)", &answered, Some(&floor), "");
+}
+
+/// Writers of durable messages, recipients that acknowledge none of them, and messages a writer.
+/// A mailbox has room for what its writers send.
+const WRITERS: usize = 64;
+const RECIPIENTS: usize = 8;
+const EACH: usize = 400;
+
+/// Messages that are on disk before they are answered, each writer waiting for its answer.
+async fn enqueue() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let mut from = Agent::attach_lasting(&daemon, "from").await;
+    let mut recipients = Vec::new();
+    for n in 0..RECIPIENTS {
+        let mut to = Agent::attach_lasting(&daemon, &format!("to-{n}")).await;
+        introduce(&mut from, &mut to).await;
+        recipients.push(to.ask(WhoamiParams {}).await.id);
+    }
+    let floor = floor::synced_appends(daemon.home(), WRITERS, LINE);
+    let mut writers = Vec::new();
+    for n in 0..WRITERS {
+        let agent = Agent::attach_lasting(&daemon, "from").await;
+        writers.push((agent, recipients[n % RECIPIENTS].clone()));
+    }
+    let begun = Instant::now();
+    let tasks: Vec<_> = writers
+        .into_iter()
+        .map(|(mut agent, to)| {
+            tokio::spawn(async move {
+                for _ in 0..EACH {
+                    agent.ask(dm(&to, text(TEXT))).await;
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let figure = (WRITERS * EACH) as f64 / begun.elapsed().as_secs_f64();
+    heading("enqueue: 64 writers, answered when on disk", "per s", "");
+    rate("floor: 64 records of 512 B appended, then fdatasync", floor, None, "");
+    rate("direct messages to mailboxes", figure, Some(floor), ">= 10,000/s");
 }
 
 async fn dm_remote() {

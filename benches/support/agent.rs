@@ -52,6 +52,15 @@ impl Agent {
         Self { client, name: name.to_owned(), events }
     }
 
+    /// An agent of the shell, whose mail is on disk.
+    pub async fn attach_lasting(daemon: &Daemon, name: &str) -> Self {
+        let (client, events) = daemon.connect().await;
+        let params =
+            AttachParams { harness: "cli".parse().unwrap(), ephemeral: None, ..attach(name) };
+        client.call(params).await.unwrap();
+        Self { client, name: name.to_owned(), events }
+    }
+
     /// The next event of this kind; others are passed over.
     pub async fn event(&mut self, kind: &str) -> Event {
         loop {

@@ -40,6 +40,11 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// Where its files are.
+    pub fn home(&self) -> &std::path::Path {
+        self.home.path()
+    }
+
     /// Starts one; [`Daemon::connect`] waits until it answers.
     pub fn spawn(ports: Ports) -> Self {
         let home = tempfile::tempdir().unwrap();

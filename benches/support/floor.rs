@@ -311,3 +311,18 @@ impl Spread {
         }
     }
 }
+
+/// Records of `bytes` appended to a file in `dir` and synced `group` at a time, per second.
+pub fn synced_appends(dir: &Path, group: usize, bytes: usize) -> f64 {
+    const GROUPS: usize = 200;
+    let mut file = std::fs::File::create(dir.join("floor")).unwrap();
+    let record = vec![7; bytes];
+    let begun = Instant::now();
+    for _ in 0..GROUPS {
+        for _ in 0..group {
+            file.write_all(&record).unwrap();
+        }
+        file.sync_data().unwrap();
+    }
+    (GROUPS * group) as f64 / begun.elapsed().as_secs_f64()
+}
