@@ -98,6 +98,7 @@ struct Ready {
 impl Session<'_> {
     /// Whether this session may still change files.
     fn may_write(&self) -> Result<(), VaultError> {
+        self.workspace.stop.check()?;
         self.lock.held()?;
         match self.gate {
             Gate::Valid => self.workspace.gate(),
@@ -224,7 +225,9 @@ impl Workspace {
         }
         let standing = self.standing_for(gate, needs_runtime)?;
         self.refuse_link(STATE)?;
-        let lock = Lock::acquire(&self.tree, &*self.clock, &mut Draw(self))?;
+        // Dropped after the lock, which it stands for.
+        let _working = self.stop.working()?;
+        let lock = Lock::acquire(&self.tree, &*self.clock, &mut Draw(self), &self.stop)?;
         let session = Session { workspace: self, lock, gate, written: RefCell::default() };
         session.may_write()?;
         // A state that cannot be taken over stops the command here, not after pages are written.
@@ -553,6 +556,7 @@ impl Workspace {
         marker: Option<&Value>,
         plan: AdapterPlan,
     ) -> Result<Adapters, VaultError> {
+        session.may_write()?;
         for folder in FOLDERS {
             self.tree.make_folder(folder)?;
         }
