@@ -345,7 +345,8 @@ impl Workspace {
     /// [`VaultError`].
     pub fn index(&self) -> Result<IndexText, VaultError> {
         self.before_reading()?;
-        let text = report::build_index(&scan::facts(&self.tree)?).map_err(VaultError::Index)?;
+        let text = report::build_index(&scan::facts(&self.tree, &self.stop)?)
+            .map_err(VaultError::Index)?;
         Ok(IndexText {
             ok: true,
             page_count: report::row_count(&text),
@@ -535,7 +536,7 @@ impl Workspace {
         let marker = self.marker()?;
         let (runtime, _) = self.runtime()?;
         let (missing, adapters) = self.structure(&marker, &runtime)?;
-        let looked = scan::pages(&self.tree)?;
+        let looked = scan::pages(&self.tree, &self.stop)?;
         // Pages have been read already, unless their folder is reached through a link.
         let linked = self.tree.own_kind(PAGES)? != Some(Kind::Folder);
         let is_page = |path: &str| match path.strip_prefix("pages/") {

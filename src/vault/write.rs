@@ -341,7 +341,7 @@ impl Workspace {
 
     /// The vault's pages as they will be with `ready` written, and their index.
     fn prospect(&self, ready: &[Ready]) -> Result<(Vec<PageFact>, String), VaultError> {
-        let mut pages = scan::facts(&self.tree)?;
+        let mut pages = scan::facts(&self.tree, &self.stop)?;
         for Ready { file, page, .. } in ready {
             pages.retain(|old| old.file != *file);
             pages.push(PageFact {
@@ -367,7 +367,7 @@ impl Workspace {
         }
         let agent = self.entry_agent(input.agent.as_deref())?;
         self.writing(Gate::Valid, false, |session| {
-            let pages = scan::facts(&self.tree)?;
+            let pages = scan::facts(&self.tree, &self.stop)?;
             let entry = session.put_entry(EntryKind::Scratchpad, agent.as_deref(), &input.entry)?;
             session.put_state(&pages, agent.as_deref(), |_, _| {})?;
             Ok(Appended {
@@ -675,7 +675,7 @@ struct Migration {
 
 impl Migration {
     fn plan(workspace: &Workspace) -> Result<Self, VaultError> {
-        let looked = scan::pages(&workspace.tree)?;
+        let looked = scan::pages(&workspace.tree, &workspace.stop)?;
         let wanting = looked.iter().any(|page| page.wants_summary);
         let old = if wanting { workspace.tree.text(INDEX)? } else { None };
         let old = old.unwrap_or_default();
