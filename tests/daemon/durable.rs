@@ -329,13 +329,7 @@ async fn attach(socket: &Path, name: &str) -> Option<(Client, Notifications)> {
         ephemeral: None,
         project_room: None,
     };
-    match client.call(attach).await {
-        Ok(_) => Some((client, events)),
-        Err(error) => {
-            println!("{name} cannot attach: {error:?}");
-            None
-        }
-    }
+    client.call(attach).await.ok().map(|_| (client, events))
 }
 
 /// How many messages each text was promised to arrive as, by what its sender was told.
