@@ -1,11 +1,14 @@
 //! Arguments in, exit code out; nothing else.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use commsd::api::types::ApiError;
 use commsd::cli::run::RunOptions;
 use commsd::cli::{self, Command, Endpoint, Invocation, exit};
 use commsd::daemon::config::{self, Config, ConfigError, Places, Settings};
+use commsd::mcp;
 
 fn main() -> ExitCode {
     let invocation = match cli::parse(std::env::args_os()) {
@@ -16,7 +19,7 @@ fn main() -> ExitCode {
     match &invocation.command {
         Command::Completions { shell } => return cli::print(&cli::completions(*shell)),
         Command::Vault { args } => return cli::vault::run(args),
-        Command::Run(_) | Command::Client(_) => {}
+        Command::Run(_) | Command::Mcp { .. } | Command::Client(_) => {}
     }
     let config = match resolve(&invocation) {
         Ok(config) => config,
@@ -31,12 +34,31 @@ fn main() -> ExitCode {
             Ok(code) => code,
             Err(error) => cli::report(&error, json, exit::CONFIG),
         },
+        Command::Mcp { harness, name } => {
+            let start = start(&invocation.home, &invocation.socket);
+            let options = mcp::Options { socket: config.socket, start, harness, name };
+            match mcp::run(options) {
+                Ok(code) => code,
+                Err(error) => cli::report(&error, json, exit::FAILED),
+            }
+        }
         Command::Client(command) => {
             let Config { socket, agent_comms_dir, .. } = config;
             cli::execute(command, &Endpoint { socket, agent_comms_dir }, json)
         }
         Command::Completions { .. } | Command::Vault { .. } => ExitCode::SUCCESS,
     }
+}
+
+/// The command that runs the daemon of the same flags; what the environment says, it inherits.
+fn start(home: &Option<PathBuf>, socket: &Option<PathBuf>) -> Option<mcp::Start> {
+    let mut args = vec![OsString::from("run")];
+    for (flag, value) in [("--home", home), ("--socket", socket)] {
+        if let Some(value) = value {
+            args.extend([flag.into(), value.clone().into_os_string()]);
+        }
+    }
+    Some(mcp::Start { program: std::env::current_exe().ok()?, args })
 }
 
 /// What file, environment and flags say together.

@@ -20,6 +20,7 @@ fn attach(name: &str) -> AttachParams {
         key: Some(name.parse().unwrap()),
         name: Some(name.into()),
         ephemeral: Some(true),
+        project_room: None,
     }
 }
 

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::tool::ToolResult;
 use crate::codec::time::UnixMillis;
 
 pub mod rpc;
@@ -243,7 +244,8 @@ impl TryFrom<String> for Text {
     }
 }
 
-/// A short name on one line: 1 to [`MAX_LABEL_BYTES`] bytes without control characters.
+/// A short name on one line: 1 to [`MAX_LABEL_BYTES`] bytes without control, bidirectional
+/// or invisible characters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Label(String);
@@ -278,8 +280,8 @@ impl TryFrom<String> for Label {
                 text.len()
             ));
         }
-        if text.chars().any(char::is_control) {
-            return Err("a label has no control characters".into());
+        if crate::codec::text::hides_something(&text) {
+            return Err("a label has no control, bidirectional or invisible characters".into());
         }
         Ok(Self(text))
     }
@@ -456,6 +458,16 @@ methods! {
     Logs(LogsParams) = "logs.get" | "logs" => Logs;
     /// Snapshot, then numbered changes as `change` notifications.
     Watch(WatchParams) = "watch" => Watching;
+    /// The tool `agent_comms`, as a model calls it.
+    Action(ActionParams) = "action" => ToolResult;
+    /// This user's own names for devices.
+    Petnames(PetnamesParams) = "petnames.list" | "petnames" => Petnames;
+    /// Gives a device a name.
+    PetnameSet(PetnameSetParams) = "petname.set" => Petname;
+    /// Takes a device's name away.
+    PetnameClear(PetnameClearParams) = "petname.clear" => Petname;
+    /// The name that this machine gives itself.
+    MachineName(MachineNameParams) = "machine.name" => MachineName;
 }
 
 /// Parameters from JSON, with the name of a field that does not fit in the error.
@@ -533,6 +545,34 @@ params! {
         name: String,
         /// Ask for an identity that ends with the connection.
         ephemeral: bool,
+        /// Put the agent into the room of its directory, which agents of one directory share.
+        project_room: bool,
+    }
+
+    /// `petnames.list`.
+    PetnamesParams { ; }
+
+    /// `petname.set`.
+    PetnameSetParams {
+        /// Full id of the device.
+        device: String,
+        /// Its name, 1 to 64 characters.
+        name: String,
+        ;
+    }
+
+    /// `petname.clear`.
+    PetnameClearParams {
+        /// Full id of the device.
+        device: String,
+        ;
+    }
+
+    /// `machine.name`.
+    MachineNameParams {
+        ;
+        /// The name, 1 to 64 characters; none without it.
+        name: String,
     }
 
     /// `detach`.
@@ -577,6 +617,8 @@ params! {
         /// Path, or unambiguous name.
         room: String,
         ;
+        /// What the owner is told; of use when an invitation is declined.
+        reason: String,
     }
 
     /// `room.members`.
@@ -733,6 +775,12 @@ params! {
         after: String,
     }
 }
+
+/// `action`: `{action, …}`. What is in it is checked by [`super::tool::Action::parse`], which names
+/// the field.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ActionParams(pub Map<String, Value>);
 
 /// Which waiting request `accept` or `reject` means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1328,6 +1376,26 @@ results! {
         more: bool,
     }
 
+    /// `petnames.list`.
+    Petnames {
+        /// Ordered by device.
+        petnames: Vec<Petname>,
+    }
+
+    /// `petname.set`, `petname.clear`.
+    Petname {
+        /// Full id of the device.
+        device: String,
+        /// What it is called, or was before its name was taken away; empty when it had none.
+        name: String,
+    }
+
+    /// `machine.name`.
+    MachineName {
+        /// What this machine calls itself.
+        name: Option<String>,
+    }
+
     /// `watch`.
     Watching {
         /// Where the stream of changes starts.
@@ -1364,6 +1432,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_label_hides_nothing() {
+        for good in ["alice", "Grüße", "❤\u{fe0f} 👩\u{200d}💻"] {
+            assert!(good.parse::<Label>().is_ok(), "{good:?}");
+        }
+        for bad in ["", "a\nb", "a\0", "a\u{202e}b", "a\u{2067}b", "a\u{200b}", "a\u{2028}b"] {
+            assert!(bad.parse::<Label>().is_err(), "{bad:?}");
+        }
+        assert!("x".repeat(MAX_LABEL_BYTES + 1).parse::<Label>().is_err());
+    }
 
     #[test]
     fn both_spellings_of_a_method_are_one_request() {

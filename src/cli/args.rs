@@ -40,6 +40,16 @@ pub enum Command {
     /// Run the daemon in the foreground
     Run(RunOptions),
 
+    /// Serve MCP on stdio for a harness; starts the daemon if none answers
+    Mcp {
+        /// The harness, half of the agent's identity: claude-code, codex, opencode, pi, mcp …
+        #[arg(long, value_name = "H", default_value = "mcp")]
+        harness: Label,
+        /// The agent's name
+        #[arg(long, value_name = "N")]
+        name: Option<String>,
+    },
+
     /// Print a completion script
     Completions {
         /// The shell that it is for
@@ -177,6 +187,16 @@ pub enum ClientCommand {
         /// What changes
         #[command(flatten)]
         change: ChangeArgs,
+    },
+
+    /// Call the tool agent_comms as a model does
+    Action {
+        /// Who acts
+        #[command(flatten)]
+        agent: AsAgent,
+        /// {"action": …, its parameters}; `-` reads it from stdin
+        #[arg(value_name = "JSON")]
+        call: String,
     },
 
     /// Print the daemon's newest log events

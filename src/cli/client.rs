@@ -14,12 +14,13 @@ use super::output::{duration, event_line, fields, json_line, short, table, write
 use super::{Endpoint, doctor, exit};
 use crate::api::client::{Client, Notification, Notifications};
 use crate::api::types::{
-    AcceptParams, Acked, AgentInfo, AgentList, AgentStatus, AgentsParams, Answered, ApiError,
-    AttachParams, Call, DeliveryStatus, DmParams, EventsAckParams, EventsSubscribeParams, History,
-    Inbox, InboxParams, Label, Logs, LogsParams, MAX_TEXT_BYTES, PendingList, PendingParams,
-    RejectParams, Room, RoomCreateParams, RoomDestroyParams, RoomHistoryParams, RoomInviteParams,
-    RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomList, RoomMembersParams, RoomsParams,
-    SendParams, SendResult, Status, StatusParams, Text, UpdateParams, Whoami, WhoamiParams,
+    AcceptParams, Acked, ActionParams, AgentInfo, AgentList, AgentStatus, AgentsParams, Answered,
+    ApiError, AttachParams, Call, DeliveryStatus, DmParams, EventsAckParams, EventsSubscribeParams,
+    History, Inbox, InboxParams, Label, Logs, LogsParams, MAX_TEXT_BYTES, PendingList,
+    PendingParams, RejectParams, Room, RoomCreateParams, RoomDestroyParams, RoomHistoryParams,
+    RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomList, RoomMembersParams,
+    RoomsParams, SendParams, SendResult, Status, StatusParams, Text, UpdateParams, Whoami,
+    WhoamiParams,
 };
 
 /// What the daemon is told this program is.
@@ -50,15 +51,20 @@ impl From<io::Error> for Failure {
 
 type Done = Result<u8, Failure>;
 
-/// Puts what stdin says in the place of a message that is `-`.
+/// Puts what stdin says in the place of a message or call that is `-`.
 pub(super) fn with_stdin(
     mut command: ClientCommand,
     stdin: impl Read,
 ) -> Result<ClientCommand, ApiError> {
-    if let ClientCommand::Send { message, .. } | ClientCommand::Dm { message, .. } = &mut command
-        && message.text == "-"
-    {
-        message.text = read_text(stdin)?;
+    let text = match &mut command {
+        ClientCommand::Send { message, .. } | ClientCommand::Dm { message, .. } => {
+            &mut message.text
+        }
+        ClientCommand::Action { call, .. } => call,
+        _ => return Ok(command),
+    };
+    if text == "-" {
+        *text = read_text(stdin)?;
     }
     Ok(command)
 }
@@ -161,6 +167,7 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
             let params = UpdateParams { status, visibility, name: None, tags: None };
             session.show_as(&agent, params, show_whoami).await
         }
+        ClientCommand::Action { agent, call } => session.action(&agent, &call).await,
         ClientCommand::Logs { follow } => session.logs(follow, notifications).await,
         ClientCommand::Doctor => Ok(exit::DONE),
     }
@@ -201,6 +208,7 @@ impl Session {
             key: Some(agent.name.clone()),
             name: Some(agent.name.to_string()),
             ephemeral: None,
+            project_room: None,
         };
         let attached = self.client.call(params).await?;
         match attached.reason {
@@ -248,6 +256,21 @@ impl Session {
     }
 
     /// A message that somebody refused, or that is lost, is a failure; a waiting one is not.
+    /// The tool, word for word; what was not done is exit code 1.
+    async fn action(&self, agent: &AsAgent, call: &str) -> Done {
+        let call = serde_json::from_str(call).map_err(|error| {
+            ApiError::new(
+                ApiError::INVALID_PARAMS,
+                format!("the call is no JSON object: {error}"),
+                "e.g. commsd action --as NAME '{\"action\": \"whoami\"}'",
+            )
+        })?;
+        self.attach(agent).await?;
+        let result = self.client.call(ActionParams(call)).await?;
+        self.print(&result, |result| result.content.clone())?;
+        Ok(if result.is_error { exit::FAILED } else { exit::DONE })
+    }
+
     fn sent(&self, result: SendResult) -> Done {
         self.print(&result, show_sent)?;
         let lost = result.deliveries.iter().any(|delivery| {
@@ -269,7 +292,7 @@ impl Session {
                 self.show_as(&agent, RoomJoinParams { room }, show_room).await
             }
             RoomCommand::Leave(RoomArgs { agent, room }) => {
-                self.show_as(&agent, RoomLeaveParams { room }, show_room).await
+                self.show_as(&agent, RoomLeaveParams { room, reason: None }, show_room).await
             }
             RoomCommand::Members(RoomArgs { agent, room }) => {
                 self.show_as(&agent, RoomMembersParams { room }, show_room).await

@@ -10,6 +10,8 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -17,10 +19,14 @@ use super::{exit, output};
 use crate::vault::plan::search::DEFAULT_LIMIT;
 use crate::vault::plan::text::integer;
 use crate::vault::plan::{json, payload};
-use crate::vault::{DEFAULT_RECENT, Options, Setup, Standing, VaultError, Workspace};
+use crate::vault::{DEFAULT_RECENT, Options, Setup, Standing, Stop, VaultError, Workspace};
 
 /// Largest payload: far more than any text that people write, and it fits into memory several times.
 const MAX_PAYLOAD: u64 = 512 * 1024 * 1024;
+/// How long an interrupted command may take to finish the file that it is at, and the pause between two
+/// looks at that.
+const GRACE: Duration = Duration::from_secs(5);
+const GRACE_POLL: Duration = Duration::from_millis(5);
 /// Exit code added to the number of the signal that ended a delegated command, as shells do.
 const SIGNALLED: i32 = 128;
 
@@ -76,7 +82,7 @@ const LIMIT: Opt = value("--limit");
 const PAYLOAD: Opt = value("--payload");
 
 /// Why the command line is not carried out.
-enum Stop {
+enum NotRun {
     /// Help is wanted.
     Help,
     /// It cannot be used.
@@ -116,12 +122,12 @@ fn is_negative_number(arg: &str) -> bool {
     }
 }
 
-fn look(arg: &str, options: &[Opt]) -> Result<Looks, Stop> {
+fn look(arg: &str, options: &[Opt]) -> Result<Looks, NotRun> {
     if !arg.starts_with('-') || arg == "-" {
         return Ok(Looks::Positional);
     }
     if arg.starts_with("-h") {
-        return Err(Stop::Help);
+        return Err(NotRun::Help);
     }
     let (name, value) = match arg.split_once('=') {
         Some((name, value)) => (name, Some(value.to_owned())),
@@ -138,7 +144,7 @@ fn look(arg: &str, options: &[Opt]) -> Result<Looks, Stop> {
         [option] => Ok(Looks::Option(**option, value)),
         [] if is_negative_number(arg) || arg.contains(' ') => Ok(Looks::Positional),
         [] => Ok(Looks::Unknown),
-        _ => Err(Stop::Usage(format!("{name} could mean several options"))),
+        _ => Err(NotRun::Usage(format!("{name} could mean several options"))),
     }
 }
 
@@ -147,7 +153,7 @@ fn read<'a>(
     mut args: &'a [String],
     options: &[Opt],
     until_positional: bool,
-) -> Result<(Read, &'a [String]), Stop> {
+) -> Result<(Read, &'a [String]), NotRun> {
     let mut out = Read::default();
     while let Some((arg, rest)) = args.split_first() {
         args = rest;
@@ -165,10 +171,10 @@ fn read<'a>(
                     break;
                 }
             }
-            Looks::Unknown => return Err(Stop::Usage(format!("there is no option {arg}"))),
-            Looks::Option(option, _) if option == HELP_OPTION => return Err(Stop::Help),
+            Looks::Unknown => return Err(NotRun::Usage(format!("there is no option {arg}"))),
+            Looks::Option(option, _) if option == HELP_OPTION => return Err(NotRun::Help),
             Looks::Option(option, Some(_)) if !option.takes_value => {
-                return Err(Stop::Usage(format!("{} takes no value", option.name)));
+                return Err(NotRun::Usage(format!("{} takes no value", option.name)));
             }
             Looks::Option(option, Some(value)) => out.options.push((option, value)),
             Looks::Option(option, None) if !option.takes_value => {
@@ -180,7 +186,7 @@ fn read<'a>(
                         args = rest;
                         value.clone()
                     }
-                    _ => return Err(Stop::Usage(format!("{} needs a value", option.name))),
+                    _ => return Err(NotRun::Usage(format!("{} needs a value", option.name))),
                 };
                 out.options.push((option, value));
             }
@@ -212,25 +218,25 @@ struct Invocation {
     action: Action,
 }
 
-fn number(read: &Read, option: Opt, default: i64) -> Result<i64, Stop> {
+fn number(read: &Read, option: Opt, default: i64) -> Result<i64, NotRun> {
     match read.last(option) {
         Some(text) => integer(text).ok_or_else(|| {
-            Stop::Usage(format!("{} needs a whole number, not '{text}'", option.name))
+            NotRun::Usage(format!("{} needs a whole number, not '{text}'", option.name))
         }),
         None => Ok(default),
     }
 }
 
-fn parse(args: &[OsString]) -> Result<Invocation, Stop> {
+fn parse(args: &[OsString]) -> Result<Invocation, NotRun> {
     let args: Vec<String> = args
         .iter()
         .map(|arg| arg.clone().into_string())
         .collect::<Result<_, _>>()
-        .map_err(|_| Stop::Usage("the arguments are not valid UTF-8".into()))?;
+        .map_err(|_| NotRun::Usage("the arguments are not valid UTF-8".into()))?;
     let global = [HELP_OPTION, WORKSPACE, AGENT, ADAPTER];
     let (globals, rest) = read(&args, &global, true)?;
     let Some(command) = globals.positional.first() else {
-        return Err(Stop::Usage("a command is needed".into()));
+        return Err(NotRun::Usage("a command is needed".into()));
     };
     let (own, wanted): (&[Opt], usize) = match command.as_str() {
         "inspect" | "status" => (&[FORMAT], 0),
@@ -241,16 +247,16 @@ fn parse(args: &[OsString]) -> Result<Invocation, Stop> {
         "hash" => (&[], 1),
         "init" | "migrate" | "upgrade" | "protocol" | "configure-agents" | "hydrate"
         | "rebuild-index" => (&[], 0),
-        other => return Err(Stop::Usage(format!("there is no command '{other}'"))),
+        other => return Err(NotRun::Usage(format!("there is no command '{other}'"))),
     };
     let options: Vec<Opt> = own.iter().copied().chain([HELP_OPTION]).collect();
     let (mut read, _) = read(rest, &options, false)?;
     if read.positional.len() < wanted {
         let what = if command == "search" { "a query" } else { "a page" };
-        return Err(Stop::Usage(format!("{command} needs {what}")));
+        return Err(NotRun::Usage(format!("{command} needs {what}")));
     }
     if let Some(extra) = read.positional.get(wanted) {
-        return Err(Stop::Usage(format!("{command} takes no argument '{extra}'")));
+        return Err(NotRun::Usage(format!("{command} takes no argument '{extra}'")));
     }
     let payload = read.last(PAYLOAD).unwrap_or("-").to_owned();
     let argument = read.positional.pop().unwrap_or_default();
@@ -272,7 +278,7 @@ fn parse(args: &[OsString]) -> Result<Invocation, Stop> {
             None | Some("json") => Action::Inspect { card: false },
             Some("card") => Action::Inspect { card: true },
             Some(other) => {
-                return Err(Stop::Usage(format!("--format is json or card, not '{other}'")));
+                return Err(NotRun::Usage(format!("--format is json or card, not '{other}'")));
             }
         },
     };
@@ -353,7 +359,57 @@ fn carry_out(workspace: &Workspace, action: &Action) -> Result<String, VaultErro
     }
 }
 
-fn open(invocation: &Invocation) -> Result<Workspace, VaultError> {
+impl Action {
+    fn writes(&self) -> bool {
+        !matches!(
+            self,
+            Self::Protocol | Self::Inspect { .. } | Self::Search { .. } | Self::Hash { .. }
+        )
+    }
+}
+
+/// From now on an interruption lets a writer finish the file that it is at and give its lock back;
+/// otherwise it ends the process as ever.
+fn end_gently(stop: Stop) {
+    let (watching, watched) = mpsc::channel();
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+            return;
+        };
+        if !runtime.block_on(interrupted(&watching)) {
+            return;
+        }
+        stop.request();
+        let end = Instant::now() + GRACE;
+        while stop.is_working() && Instant::now() < end {
+            std::thread::sleep(GRACE_POLL);
+        }
+        std::process::exit(exit::INTERRUPTED.into());
+    });
+    // An error says that signals cannot be watched; then they act as ever.
+    let _ = watched.recv();
+}
+
+/// Says when it watches, then waits for a signal that ends processes; `false` if signals cannot be
+/// watched.
+async fn interrupted(watching: &mpsc::Sender<()>) -> bool {
+    use tokio::signal::unix::{SignalKind, signal};
+    let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+    let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = kinds.map(signal) else {
+        return false;
+    };
+    if watching.send(()).is_err() {
+        return false;
+    }
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+    true
+}
+
+fn open(invocation: &Invocation, stop: Stop) -> Result<Workspace, VaultError> {
     let start = match invocation.workspace.as_deref() {
         None | Some("") => PathBuf::from("."),
         Some(path) => expanded(path),
@@ -365,6 +421,7 @@ fn open(invocation: &Invocation) -> Result<Workspace, VaultError> {
     let options = Options {
         agent: invocation.agent.clone(),
         adapter_version: invocation.adapter_version.clone(),
+        stop,
         ..options
     };
     Workspace::open(&start, options)
@@ -375,17 +432,23 @@ fn open(invocation: &Invocation) -> Result<Workspace, VaultError> {
 pub fn run(args: &[OsString]) -> ExitCode {
     let invocation = match parse(args) {
         Ok(invocation) => invocation,
-        Err(Stop::Help) => return output::print(&format!("{USAGE}{HELP}")),
-        Err(Stop::Usage(why)) => {
+        Err(NotRun::Help) => return output::print(&format!("{USAGE}{HELP}")),
+        Err(NotRun::Usage(why)) => {
             return output::report_usage(&format!("{why}\n{USAGE}"), exit::USAGE);
         }
     };
-    let done = open(&invocation).and_then(|workspace| match workspace.runtime()?.1 {
+    let stop = Stop::default();
+    let done = open(&invocation, stop.clone()).and_then(|workspace| match workspace.runtime()?.1 {
         Standing::Newer => {
             let status = crate::vault::run_project_runtime(&workspace, args)?;
             Ok(Err(ended(status)))
         }
-        _ => carry_out(&workspace, &invocation.action).map(Ok),
+        _ => {
+            if invocation.action.writes() {
+                end_gently(stop);
+            }
+            carry_out(&workspace, &invocation.action).map(Ok)
+        }
     });
     match done {
         Ok(Ok(text)) => output::print(&text),
@@ -405,12 +468,12 @@ fn ended(status: std::process::ExitStatus) -> ExitCode {
 mod tests {
     use super::*;
 
-    fn parsed(args: &[&str]) -> Result<Invocation, Stop> {
+    fn parsed(args: &[&str]) -> Result<Invocation, NotRun> {
         parse(&args.iter().map(OsString::from).collect::<Vec<_>>())
     }
 
     fn is_usage(args: &[&str]) -> bool {
-        matches!(parsed(args), Err(Stop::Usage(_)))
+        matches!(parsed(args), Err(NotRun::Usage(_)))
     }
 
     #[test]
@@ -455,7 +518,7 @@ mod tests {
             assert!(is_usage(args), "{args:?}");
         }
         for args in [&["-h"][..], &["--help"], &["--he"], &["append", "--help"]] {
-            assert!(matches!(parsed(args), Err(Stop::Help)), "{args:?}");
+            assert!(matches!(parsed(args), Err(NotRun::Help)), "{args:?}");
         }
     }
 }

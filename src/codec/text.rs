@@ -31,6 +31,14 @@ const fn is_hazard(c: char) -> bool {
     )
 }
 
+/// Whether `text` has a character that a name of our own must not have: what
+/// [`escape_untrusted`] would write out, but for the joiner and the variation selectors, which
+/// belong to emoji.
+#[must_use]
+pub fn hides_something(text: &str) -> bool {
+    text.chars().any(|c| is_hazard(c) && !matches!(c, '\u{200d}' | '\u{fe00}'..='\u{fe0f}'))
+}
+
 /// `text` with every dangerous or invisible character written as `\u{…}` (lower-case hex), fit for
 /// one line of a terminal, log or prompt.
 ///

@@ -326,6 +326,7 @@ pub async fn serve(
         opening_slots: Vec::new(),
         attach_later: Vec::new(),
         replies: HashMap::new(),
+        actions: HashMap::new(),
         waiting: Vec::new(),
         news: BTreeSet::new(),
         next_op: 0,

@@ -15,14 +15,19 @@ use super::config::Config;
 use super::health::Health;
 use super::identities::{Identities, OpenError, OpenSlot};
 use super::logging::{self, Ring, emit, event};
+use crate::api::tool::Action;
+use crate::api::tool::render::{self, Viewer};
 use crate::api::types::{self, ApiError, RequestId, notification};
 use crate::identity::device::DeviceId;
 use crate::identity::files::BaseDir;
 use crate::identity::process::{Liveness, Processes as _, SystemProcesses};
 use crate::mesh::events::DeliveryEvent;
 use crate::mesh::journal::Ticket;
-use crate::mesh::node::{AddDevice, AgentSpec, Input, Node, OpId, Output};
-use crate::mesh::records::Now;
+use crate::mesh::node::{
+    AddDevice, AgentSpec, Command, Input, MAX_ROOM_NAME_BYTES, Node, OpId, Output,
+};
+use crate::mesh::records::{Now, RoomType};
+use crate::mesh::wire::room_path::{self, RoomPath};
 use crate::runtime::clock::Clock;
 use crate::runtime::hub::{AddDeviceError, Hub};
 use crate::runtime::link::Inputs;
@@ -79,6 +84,13 @@ pub(super) enum Reply {
     Whoami,
     /// How far the mailbox is acknowledged.
     Acked,
+    /// The attach, which waited for the room of the agent's directory.
+    Attached {
+        /// The agent.
+        agent: DeviceId,
+        /// Why it is not the slot that was asked for.
+        reason: Option<String>,
+    },
 }
 
 /// An attach whose slot is being opened.
@@ -112,6 +124,9 @@ pub(super) struct Owner {
     /// connection, as its requests are bounded by the socket.
     pub(super) attach_later: Vec<(String, ConnId, RequestId, types::AttachParams)>,
     pub(super) replies: HashMap<OpId, (ConnId, RequestId, Reply)>,
+    /// Requests that came as actions of the tool and are answered with its text; as many as the
+    /// socket lets be unanswered.
+    pub(super) actions: HashMap<(ConnId, RequestId), (Action, Viewer)>,
     pub(super) waiting: Vec<Waiting>,
     /// Agents whose mailbox has got something since the waits were last looked at.
     pub(super) news: BTreeSet<DeviceId>,
@@ -267,6 +282,7 @@ impl Owner {
         self.clients.remove(&conn);
         self.followers.remove(&conn);
         self.watchers.remove(&conn);
+        self.actions.retain(|(of, _), _| *of != conn);
         self.waiting.retain(|waiting| match waiting {
             Waiting::Inbox { conn: waiting, .. } => *waiting != conn,
         });
@@ -325,7 +341,7 @@ impl Owner {
             Ok(slot) => slot,
             Err(error) => {
                 let error = ApiError::new(error.code, error.message, "see `commsd doctor`");
-                self.local.refuse(conn, &id, error);
+                self.refuse(conn, &id, error);
                 return;
             }
         };
@@ -333,6 +349,7 @@ impl Owner {
         if !self.clients.contains_key(&conn) && slot.ephemeral {
             return;
         }
+        let project = (params.project_room == Some(true)).then(|| params.cwd.clone());
         let data_port = match self.hub.add_device(&slot.key, &slot.certificate) {
             Ok(port) => port,
             Err(error) => {
@@ -342,7 +359,7 @@ impl Owner {
                     format!("no data listener for the agent: {error}"),
                     "detach other agents or raise the descriptor limit (ulimit -n)",
                 );
-                self.local.refuse(conn, &id, error);
+                self.refuse(conn, &id, error);
                 return;
             }
         };
@@ -370,7 +387,50 @@ impl Owner {
             }),
         })));
         self.turn();
-        self.attach(conn, &id, agent, slot.reason);
+        match project {
+            Some(cwd) => self.enter_project_room(agent, &cwd, (conn, id, slot.reason)),
+            None => self.attach(conn, &id, agent, slot.reason),
+        }
+    }
+
+    /// Puts an agent into the room of its directory: that of an agent which is there already, else
+    /// one of its own (`surfaces.md` 10, D11). Its client is answered when that has been done or has
+    /// failed, so that it can speak there at once.
+    fn enter_project_room(
+        &mut self,
+        agent: DeviceId,
+        cwd: &str,
+        (conn, id, reason): (ConnId, RequestId, Option<String>),
+    ) {
+        let base = std::path::Path::new(cwd).file_name().unwrap_or_default().to_string_lossy();
+        let mut name = room_path::slug(&base).unwrap_or_else(|| "project".to_owned());
+        name.truncate(name.floor_char_boundary(MAX_ROOM_NAME_BYTES));
+        let rooms = self.node.rooms(Some(&agent));
+        let shared = rooms
+            .iter()
+            .filter(|view| view.record.name == name && view.record.kind == RoomType::Public)
+            .filter(|view| {
+                let owner = self.node.agent_by_id(&view.record.owner, self.now());
+                view.record.owner == agent || owner.is_some_and(|owner| owner.record.cwd == cwd)
+            })
+            // Everybody takes the same one of several.
+            .min_by(|a, b| {
+                (&a.record.created_at, a.record.owner).cmp(&(&b.record.created_at, b.record.owner))
+            })
+            .and_then(|view| RoomPath::parse(&view.record.id).ok());
+        let command = match shared {
+            Some(path) => Command::JoinRoom(path),
+            None => Command::CreateRoom {
+                name,
+                kind: RoomType::Public,
+                description: format!("Project room for {cwd}"),
+            },
+        };
+        self.next_op += 1;
+        let op = OpId(self.next_op);
+        self.replies.insert(op, (conn, id, Reply::Attached { agent, reason }));
+        self.inputs.push_back(Input::Command { op, agent, command });
+        self.turn();
     }
 
     /// Makes a connection a client of an agent in service and answers its attach.
@@ -412,17 +472,32 @@ impl Owner {
         self.answer(conn, id, Ok(attached));
     }
 
-    /// Answers a request with a typed result.
+    /// Answers a request with a typed result; one that came as an action of the tool, with its text.
     pub(super) fn answer<T: Serialize>(
-        &self,
+        &mut self,
         conn: ConnId,
         id: &RequestId,
         result: Result<T, ApiError>,
     ) {
+        if !self.actions.is_empty()
+            && let Some((action, viewer)) = self.actions.remove(&(conn, id.clone()))
+        {
+            let value = result.and_then(|result| {
+                serde_json::to_value(result)
+                    .map_err(|error| ApiError::plain("internal", error.to_string()))
+            });
+            self.local.reply(conn, id, &render::result(&action, &viewer, value));
+            return;
+        }
         match result {
             Ok(result) => self.local.reply(conn, id, &result),
             Err(error) => self.local.refuse(conn, id, error),
         }
+    }
+
+    /// A request that is not done.
+    pub(super) fn refuse(&mut self, conn: ConnId, id: &RequestId, error: ApiError) {
+        self.answer::<()>(conn, id, Err(error));
     }
 
     fn agent_event(&mut self, agent: DeviceId, seq: u64, event: &DeliveryEvent) {
@@ -437,9 +512,13 @@ impl Owner {
             .filter(|conn| self.clients.get(conn).is_some_and(|client| client.subscribed))
             .copied()
             .collect();
+        if subscribed.is_empty() {
+            return;
+        }
+        let pushed = Pushed::new(&self.node, seq, event);
         for conn in subscribed {
             // A client that is gone or too slow finds the event in its mailbox.
-            let _ = self.local.notify(conn, notification::EVENT, &Pushed { seq, event });
+            let _ = self.local.notify(conn, notification::EVENT, &pushed);
         }
     }
 
@@ -470,7 +549,7 @@ impl Owner {
         let mut bytes = 0;
         let mut more = false;
         for numbered in self.node.inbox(agent, acknowledged) {
-            let event = api_event(numbered.seq, &numbered.event);
+            let event = api_event(&self.node, numbered.seq, &numbered.event);
             bytes += super::requests::weight(&event);
             if events.len() >= max || (bytes > super::MAX_ANSWER_BYTES && !events.is_empty()) {
                 more = true;
@@ -544,18 +623,61 @@ fn listener_code(error: &AddDeviceError) -> &'static str {
     }
 }
 
-/// A mailbox event as it is pushed: [`api_event`] on its way, without the detour.
+/// A mailbox event as clients see it: with the name of whom it is about, where that is known.
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Pushed<'a> {
-    pub seq: u64,
+    seq: u64,
     #[serde(flatten)]
-    pub event: &'a DeliveryEvent,
+    event: &'a DeliveryEvent,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    requester_name: Option<String>,
 }
 
-/// A mailbox event as clients see it.
-pub(super) fn api_event(seq: u64, event: &DeliveryEvent) -> types::Event {
-    let body = match serde_json::to_value(event) {
-        Ok(Value::Object(body)) => body,
+impl<'a> Pushed<'a> {
+    pub(super) fn new(node: &Node, seq: u64, event: &'a DeliveryEvent) -> Self {
+        let mut pushed =
+            Self { seq, event, from_name: None, agent_name: None, requester_name: None };
+        match event {
+            DeliveryEvent::Dm { message } => pushed.from_name = node.shown_name(&message.from),
+            DeliveryEvent::RoomMessage { message } => {
+                pushed.from_name = node.shown_name(&message.from);
+            }
+            DeliveryEvent::MemberJoined { agent, .. }
+            | DeliveryEvent::MemberLeft { agent, .. }
+            | DeliveryEvent::MemberStatus { agent, .. }
+            | DeliveryEvent::DeliveryStatus { agent, .. } => {
+                pushed.agent_name = node.shown_name(agent);
+            }
+            DeliveryEvent::RoomJoinRequest { requester_id, .. } => {
+                pushed.requester_name = node.shown_name(requester_id);
+            }
+            DeliveryEvent::CapabilityRequest { requester_device, .. } => {
+                pushed.requester_name = node.shown_name(requester_device);
+            }
+            // These carry their names, or none is of use.
+            DeliveryEvent::RoomInvite { .. }
+            | DeliveryEvent::RoomMembers { .. }
+            | DeliveryEvent::InviteDeclined { .. }
+            | DeliveryEvent::NameChanged { .. }
+            | DeliveryEvent::ConnectionRequest { .. }
+            | DeliveryEvent::JoinOutcome { .. } => {}
+        }
+        pushed
+    }
+}
+
+/// A mailbox event as clients see it, as a value.
+pub(super) fn api_event(node: &Node, seq: u64, event: &DeliveryEvent) -> types::Event {
+    let body = match serde_json::to_value(Pushed::new(node, seq, event)) {
+        Ok(Value::Object(mut body)) => {
+            body.remove("seq");
+            body
+        }
         _ => Map::new(),
     };
     types::Event { seq, body }

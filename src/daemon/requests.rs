@@ -1,14 +1,20 @@
 //! Requests of local clients: names become ids, requests become node commands or views, and
 //! views become the API's values. The sender of everything is the connection's agent.
 
+use serde_json::Value;
+
 use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
+use crate::api::tool::Action;
+use crate::api::tool::render::{self, Viewer};
 use crate::api::types::{
     self, ApiError, AttachParams, PendingRef, Request, RequestId, Time, WaitSecs,
 };
 use crate::codec::text::truncate_chars;
 use crate::identity::device::DeviceId;
+use crate::identity::entropy::OsEntropy;
+use crate::identity::issuer::{IssuerError, IssuerFile, IssuerKind};
 use crate::identity::names;
-use crate::identity::petnames::Petnames;
+use crate::identity::petnames::{self, Petnames, PetnamesError};
 use crate::mesh::events::DeliveryState;
 use crate::mesh::node::{
     Command, CommandError, CommandResult, DecisionTarget, Input, OpId, RoomView,
@@ -161,6 +167,24 @@ impl Owner {
                 });
                 self.answer(conn, &id, Ok(types::Watching { cursor, snapshot }));
             }
+            Request::Action(params) => self.action(conn, id, params),
+            Request::Petnames(_) => {
+                let petnames = self.petname_list();
+                self.answer(conn, &id, petnames);
+            }
+            Request::PetnameSet(params) => {
+                let set = petnames::set(&self.base, &params.device, &params.name);
+                let set = set.map(|(device, name)| types::Petname { device: device.hex(), name });
+                self.answer(conn, &id, set.map_err(petname_error));
+            }
+            Request::PetnameClear(params) => {
+                let cleared = self.petname_cleared(&params.device);
+                self.answer(conn, &id, cleared);
+            }
+            Request::MachineName(params) => {
+                let name = self.machine_named(params.name);
+                self.answer(conn, &id, name);
+            }
             other => match self.clients.get(&conn).and_then(|client| client.agent) {
                 Some(agent) => self.agent_request(conn, id, agent, other),
                 None => {
@@ -169,7 +193,7 @@ impl Owner {
                         format!("{} acts as an agent, and none is attached", other.method()),
                         "attach first; on the command line: --as NAME",
                     );
-                    self.local.refuse(conn, &id, error);
+                    self.refuse(conn, &id, error);
                 }
             },
         }
@@ -177,7 +201,7 @@ impl Owner {
 
     fn agent_request(&mut self, conn: ConnId, id: RequestId, agent: DeviceId, request: Request) {
         if let Err(error) = self.agent_request_or(conn, &id, agent, request) {
-            self.local.refuse(conn, &id, error);
+            self.refuse(conn, &id, error);
         }
     }
 
@@ -212,7 +236,8 @@ impl Owner {
             Request::RoomLeave(p) => {
                 let path = self.find_room(&p.room, &agent)?;
                 let was = self.room_or_path(&path, &agent);
-                (Command::LeaveRoom { room: path, reason: None }, Reply::RoomWas(Box::new(was)))
+                let command = Command::LeaveRoom { room: path, reason: p.reason };
+                (command, Reply::RoomWas(Box::new(was)))
             }
             Request::RoomDestroy(p) => {
                 let path = self.find_room(&p.room, &agent)?;
@@ -325,7 +350,12 @@ impl Owner {
             | Request::Agents(_)
             | Request::Rooms(_)
             | Request::Logs(_)
-            | Request::Watch(_) => return Ok(()),
+            | Request::Watch(_)
+            | Request::Action(_)
+            | Request::Petnames(_)
+            | Request::PetnameSet(_)
+            | Request::PetnameClear(_)
+            | Request::MachineName(_) => return Ok(()),
         };
         self.next_op += 1;
         let op = OpId(self.next_op);
@@ -340,17 +370,22 @@ impl Owner {
         result: Result<CommandResult, CommandError>,
     ) {
         let Some((conn, id, reply)) = self.replies.remove(&op) else { return };
+        if let Reply::Attached { agent, reason } = reply {
+            // Without the room it is an agent all the same.
+            self.attach(conn, &id, agent, reason);
+            return;
+        }
         let agent = self.clients.get(&conn).and_then(|client| client.agent);
         let result = match result {
             Ok(result) => result,
             Err(error) => {
-                self.local.refuse(conn, &id, error.into());
+                self.refuse(conn, &id, error.into());
                 return;
             }
         };
         let Some(agent) = agent else {
             let error = ApiError::plain(ApiError::NOT_ATTACHED, "the connection has detached");
-            self.local.refuse(conn, &id, error);
+            self.refuse(conn, &id, error);
             return;
         };
         match (reply, result) {
@@ -383,8 +418,8 @@ impl Owner {
                 let (_, seq) = self.node.mailbox_position(&agent).unwrap_or_default();
                 self.answer(conn, &id, Ok(types::Acked { seq }));
             }
-            (Reply::Room | Reply::Send, _) => {
-                self.local.refuse(conn, &id, ApiError::plain("internal", "no such result"));
+            (Reply::Room | Reply::Send | Reply::Attached { .. }, _) => {
+                self.refuse(conn, &id, ApiError::plain("internal", "no such result"));
             }
         }
     }
@@ -398,7 +433,7 @@ impl Owner {
                 "this connection is an agent already",
                 "detach first, or open another connection",
             );
-            self.local.refuse(conn, &id, error);
+            self.refuse(conn, &id, error);
             return;
         }
         if let Some(name) = &params.name
@@ -408,7 +443,7 @@ impl Owner {
                 "attach",
                 "`name`: 1 to 64 characters without control characters",
             );
-            self.local.refuse(conn, &id, error);
+            self.refuse(conn, &id, error);
             return;
         }
         let base = slot_key(&params);
@@ -424,7 +459,7 @@ impl Owner {
                 format!("{base} is the slot of the agent {:?} already", hosted.key),
                 "choose a name that differs in more than / \\ : * ? \" < > | and _",
             );
-            self.local.refuse(conn, &id, error);
+            self.refuse(conn, &id, error);
             return;
         }
         let same = same.map(|(id, _)| *id);
@@ -438,7 +473,7 @@ impl Owner {
             return;
         }
         if let Some(error) = self.no_descriptors() {
-            self.local.refuse(conn, &id, error);
+            self.refuse(conn, &id, error);
             return;
         }
         let key = raw_key(&params);
@@ -502,14 +537,67 @@ impl Owner {
         }
         self.answer(conn, id, Ok(types::Subscribed { after, head }));
         for missed in self.node.inbox(&agent, after) {
-            let event = Pushed { seq: missed.seq, event: &missed.event };
+            let event = Pushed::new(&self.node, missed.seq, &missed.event);
             if self.local.notify(conn, types::notification::EVENT, &event).is_err() {
                 return;
             }
         }
     }
 
+    // --- the tool -------------------------------------------------------------------------------------
+
+    /// An action of the tool: one request, whose answer becomes text.
+    fn action(&mut self, conn: ConnId, id: RequestId, params: types::ActionParams) {
+        let parsed = Action::parse(Value::Object(params.0))
+            .and_then(|action| action.request().map(|request| (action, request)));
+        match parsed {
+            Ok((action, request)) => {
+                let viewer = Viewer {
+                    id: self.viewer(conn).map(|agent| agent.hex()).unwrap_or_default(),
+                    machine: self.machine.map(|machine| machine.hex()),
+                    home: std::env::var("HOME").ok(),
+                };
+                self.actions.insert((conn, id.clone()), (action, viewer));
+                self.request(conn, id, request);
+            }
+            Err(error) => self.local.reply(conn, &id, &render::refusal(&error)),
+        }
+    }
+
     // --- names ----------------------------------------------------------------------------------------
+
+    fn petname_list(&self) -> Result<types::Petnames, ApiError> {
+        let petnames = Petnames::read(&self.base).map_err(petname_error)?;
+        let petnames = petnames
+            .iter()
+            .map(|(device, name)| types::Petname { device: device.hex(), name: name.to_owned() })
+            .collect();
+        Ok(types::Petnames { petnames })
+    }
+
+    fn petname_cleared(&self, device: &str) -> Result<types::Petname, ApiError> {
+        let id = names::full_id(device)
+            .map_err(|error| ApiError::plain(error.code(), error.to_string()))?;
+        let had = Petnames::read(&self.base).map_err(petname_error)?;
+        let name = had.get(&id).unwrap_or_default().to_owned();
+        petnames::clear(&self.base, device).map_err(petname_error)?;
+        Ok(types::Petname { device: id.hex(), name })
+    }
+
+    /// Changes the name of this machine for all its bridges, and in what our agents say.
+    fn machine_named(&mut self, name: Option<String>) -> Result<types::MachineName, ApiError> {
+        let failed = |error: IssuerError| ApiError::plain(error.code(), error.to_string());
+        let mut entropy =
+            OsEntropy::open().map_err(|error| ApiError::plain("entropy", error.to_string()))?;
+        let now = self.now();
+        let (mut machine, _) =
+            IssuerFile::open(&self.base, IssuerKind::Machine, now.unix, &mut entropy)
+                .map_err(failed)?;
+        machine.set_display_name(name.as_deref()).map_err(failed)?;
+        let name = machine.display_name().map(str::to_owned);
+        self.inputs.push_back(Input::MachineNamed(name.clone()));
+        Ok(types::MachineName { name })
+    }
 
     fn petnames(&self) -> Option<Petnames> {
         Petnames::read(&self.base).ok()
@@ -602,7 +690,11 @@ impl Owner {
     ) -> Result<types::PendingRequest, ApiError> {
         let requests = self.pending(agent);
         let found = match which {
-            PendingRef::Id(id) => requests.into_iter().find(|request| request.id == id),
+            // A machine's request is also known by the machine, as its event names it.
+            PendingRef::Id(id) => requests.into_iter().find(|request| {
+                request.id == id
+                    || (request.kind == types::PendingKind::Mesh && request.requester == id)
+            }),
             PendingRef::Asked { room, requester } => {
                 let requester = self.find_agent(requester, agent)?.hex();
                 let path = self.find_room(room, agent).map(|path| path.to_string()).ok();
@@ -899,7 +991,7 @@ fn page(all: Vec<types::RoomMessage>, since: Option<u64>, limit: usize) -> types
             let messages: Vec<_> = after
                 .into_iter()
                 .take(limit)
-                .take_while(|m| fits(m) || std::mem::take(&mut first))
+                .take_while(|m| std::mem::take(&mut first) | fits(m))
                 .collect();
             types::History { more: messages.len() < total, messages }
         }
@@ -909,6 +1001,10 @@ fn page(all: Vec<types::RoomMessage>, since: Option<u64>, limit: usize) -> types
             types::History { messages: newest, more: false }
         }
     }
+}
+
+fn petname_error(error: PetnamesError) -> ApiError {
+    ApiError::plain(error.code(), error.to_string())
 }
 
 fn no_room(text: &str) -> ApiError {
@@ -932,4 +1028,71 @@ fn api_delivery(agent: DeviceId, state: Option<DeliveryState>) -> types::Deliver
         Some(DeliveryState::Expired) => (types::DeliveryStatus::Expired, None, None),
     };
     types::Delivery { agent: agent.hex(), status, reason, code }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::time::UnixMillis;
+
+    fn message(seq: u64, text: &str) -> types::RoomMessage {
+        types::RoomMessage {
+            seq,
+            id: format!("{seq:032x}"),
+            from: String::new(),
+            from_name: None,
+            at: types::Time(UnixMillis(0)),
+            text: text.into(),
+            reply_to: None,
+            read_by: Vec::new(),
+        }
+    }
+
+    fn seqs(messages: &[types::RoomMessage]) -> Vec<u64> {
+        messages.iter().map(|message| message.seq).collect()
+    }
+
+    #[test]
+    fn a_list_that_fits_stays_as_it_is() {
+        let entries: Vec<String> = ["foreign", "own"].map(str::to_owned).into();
+        let kept = fit(entries.clone(), |entry| entry == "own", String::clear);
+        assert_eq!(kept, entries);
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_keeps_what_is_ours() {
+        let long = "x".repeat(super::super::MAX_ANSWER_BYTES / 4);
+        let mut entries: Vec<String> = (0..4).map(|n| format!("foreign {n} {long}")).collect();
+        entries.push("own".into());
+        // Shortened, everything fits.
+        let kept = fit(entries.clone(), |entry| entry == "own", |entry| entry.truncate(9));
+        assert_eq!(kept, ["own", "foreign 0", "foreign 1", "foreign 2", "foreign 3"]);
+        // Where that is not enough, the last ones go.
+        let kept = fit(entries, |entry| entry == "own", |_| {});
+        assert_eq!(kept.len(), 4);
+        assert_eq!(kept[0], "own");
+        assert!(kept[3].starts_with("foreign 2"));
+    }
+
+    #[test]
+    fn pages_go_on_where_the_last_one_ended() {
+        let all: Vec<_> = (1..=5).map(|seq| message(seq, "t")).collect();
+        let first = page(all.clone(), Some(1), 2);
+        assert_eq!((seqs(&first.messages), first.more), (vec![2, 3], true));
+        let last = page(all.clone(), Some(3), 2);
+        assert_eq!((seqs(&last.messages), last.more), (vec![4, 5], false));
+        assert_eq!(seqs(&page(all, None, 2).messages), [4, 5]);
+    }
+
+    #[test]
+    fn a_page_holds_what_an_answer_can() {
+        let long = "x".repeat(super::super::MAX_ANSWER_BYTES / 5);
+        let all: Vec<_> = (1..=5).map(|seq| message(seq, &long)).collect();
+        let first = page(all.clone(), Some(0), 5);
+        assert_eq!((seqs(&first.messages), first.more), (vec![1, 2], true));
+        assert_eq!(seqs(&page(all, None, 5).messages), [4, 5]);
+        // One that is too long by itself is still shown: the next page begins after it.
+        let huge = message(1, &long.repeat(5));
+        assert_eq!(seqs(&page(vec![huge], Some(0), 5).messages), [1]);
+    }
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::events::{DeliveryEvent, DeliveryState};
+use super::session::APPROVAL_WINDOW_MS;
 use super::wire::room_path::RoomPath;
 use crate::codec::cbor::{self, Value};
 use crate::codec::time::UnixMillis;
@@ -83,7 +84,7 @@ impl Mailbox {
         at: UnixMillis,
     ) -> Result<u64, MailboxFull> {
         while self.events.len() >= MAX_MAILBOX_EVENTS || self.bytes + bytes > MAX_MAILBOX_BYTES {
-            let informational = self.events.iter().position(|held| !is_kept(&held.event));
+            let informational = self.events.iter().position(|held| !is_kept(held, at));
             match informational.and_then(|index| self.events.remove(index)) {
                 Some(dropped) => self.bytes -= dropped.bytes,
                 None => return Err(MailboxFull),
@@ -189,15 +190,17 @@ impl Mailbox {
     }
 }
 
-/// Events that are not given up to make room: messages, what somebody waits to have answered, and
-/// bad news of a message of one's own.
-fn is_kept(event: &DeliveryEvent) -> bool {
-    match event {
+/// Events that are not given up to make room: messages, what somebody still waits to have
+/// answered, and bad news of a message of one's own.
+fn is_kept(held: &Numbered, now: UnixMillis) -> bool {
+    match &*held.event {
         DeliveryEvent::RoomMessage { .. }
         | DeliveryEvent::Dm { .. }
-        | DeliveryEvent::RoomInvite { .. }
-        | DeliveryEvent::RoomJoinRequest { .. }
-        | DeliveryEvent::ConnectionRequest { .. } => true,
+        | DeliveryEvent::RoomInvite { .. } => true,
+        // Whoever asked has had its answer by then: new keys cannot fill the mailbox by asking.
+        DeliveryEvent::RoomJoinRequest { .. } | DeliveryEvent::ConnectionRequest { .. } => {
+            now.since(held.at) <= APPROVAL_WINDOW_MS
+        }
         DeliveryEvent::DeliveryStatus { delivery, .. } => {
             !matches!(delivery, DeliveryState::Delivered | DeliveryState::Read)
         }
@@ -493,6 +496,22 @@ mod tests {
             Mailbox::default().push(Arc::new(dm(1)), MAX_MAILBOX_BYTES + 1, UnixMillis(0)),
             Err(MailboxFull)
         );
+    }
+
+    #[test]
+    fn a_full_mailbox_gives_up_questions_that_nobody_waits_for() {
+        let ask = |n: usize| DeliveryEvent::RoomJoinRequest {
+            room: format!("room {n}"),
+            requester_id: id(1),
+        };
+        let mut mailbox = Mailbox::default();
+        for n in 0..MAX_MAILBOX_EVENTS {
+            mailbox.push(Arc::new(ask(n)), 1, UnixMillis(n as u64)).unwrap();
+        }
+        let open = UnixMillis(APPROVAL_WINDOW_MS);
+        assert_eq!(mailbox.push(Arc::new(dm(1)), 1, open), Err(MailboxFull));
+        mailbox.push(Arc::new(dm(1)), 1, UnixMillis(open.0 + 1)).unwrap();
+        assert!(!mailbox.holds(&ask(0)) && mailbox.holds(&ask(1)) && mailbox.holds(&dm(1)));
     }
 
     #[test]

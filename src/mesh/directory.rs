@@ -182,10 +182,7 @@ impl Directory {
         }
         let before = held.map(|held| held.presence);
         if held.is_none() && self.entries.len() >= MAX_DEVICES {
-            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.refreshed);
-            if let Some(oldest) = oldest.map(|(id, _)| *id) {
-                self.entries.remove(&oldest);
-            }
+            self.make_room();
         }
         self.counter += 1;
         let mut entry = read(advert, via, self.counter);
@@ -207,6 +204,20 @@ impl Directory {
             before.is_none_or(|before| before != entry.presence) && entry.presence.is_some();
         self.entries.insert(advert.device, entry);
         if changed { Taken::PresenceChanged } else { Taken::Fresh }
+    }
+
+    /// Forgets the oldest of what came over the session that most came over: a peer that invents
+    /// devices pushes out its own, not what others said.
+    fn make_room(&mut self) {
+        let mut from: BTreeMap<SessionId, usize> = BTreeMap::new();
+        for entry in self.entries.values() {
+            *from.entry(entry.via).or_default() += 1;
+        }
+        let Some((loudest, _)) = from.into_iter().max_by_key(|(_, count)| *count) else { return };
+        let of_loudest = self.entries.iter().filter(|(_, entry)| entry.via == loudest);
+        if let Some(oldest) = of_loudest.min_by_key(|(_, e)| e.refreshed).map(|(id, _)| *id) {
+            self.entries.remove(&oldest);
+        }
     }
 
     /// What is held of a device.
@@ -285,5 +296,33 @@ fn read(advert: &PeerAdvert, via: SessionId, refreshed: u64) -> Entry {
             .and_then(DeviceId::parse),
         direct,
         refreshed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::device::DeviceKey;
+
+    #[test]
+    fn who_invents_devices_pushes_out_its_own() {
+        let template = PeerAdvert::sign(&DeviceKey::generate().unwrap(), Vec::new(), 1, Vec::new());
+        // The directory takes what has been verified before: ids are enough here.
+        let advert = |n: u64| {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&n.to_be_bytes());
+            PeerAdvert { device: DeviceId(id), ..template.clone() }
+        };
+        let mut directory = Directory::default();
+        let now = UnixMillis(1_000);
+        for n in 0..10 {
+            directory.take(&advert(n), SessionId(n), now);
+        }
+        for n in 10..(2 * MAX_DEVICES as u64) {
+            directory.take(&advert(n), SessionId(99), now);
+        }
+        assert_eq!(directory.len(), MAX_DEVICES);
+        assert!((0..10).all(|n| directory.get(&advert(n).device).is_some()));
+        assert!(directory.get(&advert(10).device).is_none());
     }
 }

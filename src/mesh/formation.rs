@@ -41,6 +41,8 @@ pub struct Peer {
     pub info: PeerInfo,
     /// Where to dial: `None` host is loopback.
     pub network: Option<IpAddr>,
+    /// It has itself said so, over a session that is still open.
+    by_itself: bool,
     dials: BTreeMap<DeviceId, DialState>,
 }
 
@@ -156,7 +158,8 @@ impl Formation {
             return Noted::Refused;
         }
         let info = PeerInfo { host: network.map(|ip| ip.to_string()), ..info };
-        self.peers.insert(info.id, Peer { info, network, dials: BTreeMap::new() });
+        self.peers
+            .insert(info.id, Peer { info, network, by_itself: false, dials: BTreeMap::new() });
         Noted::New
     }
 
@@ -171,10 +174,28 @@ impl Formation {
         self.peers.get(id)
     }
 
-    /// Whether a session that one of our devices dialled to this peer is open.
+    /// A peer has itself said where it listens: while a session with it lives, nobody else's word
+    /// counts, which may be older.
+    pub fn said_by_itself(&mut self, id: &DeviceId) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.by_itself = true;
+        }
+    }
+
+    /// The last session with a peer has ended: it may come back elsewhere.
+    pub fn gone(&mut self, id: &DeviceId) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.by_itself = false;
+        }
+    }
+
+    /// Whether what somebody else says of a peer's port cannot be news: we have reached the port, or
+    /// the peer has told us itself.
     #[must_use]
-    pub fn is_dialled(&self, id: &DeviceId) -> bool {
-        self.peers.get(id).is_some_and(|peer| peer.dials.values().any(|dial| dial.open))
+    pub fn is_settled(&self, id: &DeviceId) -> bool {
+        self.peers
+            .get(id)
+            .is_some_and(|peer| peer.by_itself || peer.dials.values().any(|dial| dial.open))
     }
 
     /// Takes a peer out.
@@ -359,6 +380,22 @@ mod tests {
         assert!(f.take_due_dials(&[id(1)], 1).is_empty());
         assert_eq!(f.note(info(9, 200), None), Noted::Moved);
         assert_eq!(f.take_due_dials(&[id(1)], 1)[0].port, 200);
+    }
+
+    #[test]
+    fn a_port_is_settled_by_the_peers_word_or_by_reaching_it() {
+        let mut f = Formation::default();
+        f.note(info(9, 100), None);
+        assert!(!f.is_settled(&id(9)) && !f.is_settled(&id(8)));
+        f.said_by_itself(&id(9));
+        assert!(f.is_settled(&id(9)));
+        f.gone(&id(9));
+        assert!(!f.is_settled(&id(9)));
+        f.take_due_dials(&[id(1)], 0);
+        f.dialled(&id(1), &id(9));
+        assert!(f.is_settled(&id(9)));
+        f.dial_ended(&id(1), &id(9), 0, 1);
+        assert!(!f.is_settled(&id(9)));
     }
 
     #[test]

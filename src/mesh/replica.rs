@@ -99,6 +99,8 @@ pub struct HeldRoom {
     pub hearsay: bool,
     /// Members whose last leave was stated by the owner: only the owner re-joins them.
     pub owner_leaves: BTreeSet<DeviceId>,
+    /// Join and leave stamps as the owner last stated them, which a member's own may exceed.
+    owner_said: BTreeMap<DeviceId, (u64, u64)>,
 }
 
 impl HeldRoom {
@@ -118,20 +120,35 @@ impl HeldRoom {
         merge_stamps(&mut record.invited_leaves, &incoming.invited_leaves);
     }
 
-    /// As [`Self::take`], from the owner: whom it has newly put out is out, whatever stamp that
-    /// agent has given itself here.
+    /// As [`Self::take`], from the owner: whom it has newly let in or put out is in or out, whatever
+    /// stamps that agent has given itself here.
     fn take_from_owner(&mut self, incoming: RoomRecord) {
-        for (agent, leave) in &incoming.member_leaves {
-            let join = incoming.member_joins.get(agent).copied().unwrap_or(0);
-            let known = self.record.member_leaves.get(agent).copied().unwrap_or(0);
-            if *leave > known
-                && *leave >= join
-                && let Some(held) = self.record.member_joins.get_mut(agent)
+        let said = stamps_of_members(&incoming);
+        for (agent, (join, leave)) in &said {
+            let before = self.owner_said.get(agent).copied().unwrap_or_default();
+            if join.max(leave) <= &before.0.max(before.1) {
+                continue;
+            }
+            for (held, stated) in
+                [(&mut self.record.member_joins, *join), (&mut self.record.member_leaves, *leave)]
             {
-                *held = (*held).min(*leave);
+                if let Some(own) = held.get_mut(agent) {
+                    *own = (*own).min(stated);
+                }
             }
         }
         self.take(incoming);
+        // As bounded as the stamps that were taken.
+        let record = &self.record;
+        self.owner_said.extend(said.into_iter().filter(|(agent, _)| {
+            record.member_joins.contains_key(agent) || record.member_leaves.contains_key(agent)
+        }));
+    }
+
+    /// A record in the owner's words, as the only thing known of the room.
+    fn from_owner(record: RoomRecord) -> Self {
+        let owner_said = stamps_of_members(&record);
+        Self { record, hearsay: false, owner_leaves: BTreeSet::new(), owner_said }
     }
 
     /// Its owner, ours, goes on from what others remember of it.
@@ -428,7 +445,7 @@ impl Replica {
         }
         let owner_leaves =
             self.rooms.remove(&path).map(|held| held.owner_leaves).unwrap_or_default();
-        self.rooms.insert(path, HeldRoom { record, hearsay: false, owner_leaves });
+        self.rooms.insert(path, HeldRoom { owner_leaves, ..HeldRoom::from_owner(record) });
         true
     }
 
@@ -508,8 +525,10 @@ impl Replica {
                 return (Merge::Refused("too_many_rooms"), None);
             }
             incoming.recompute_views();
-            let mut held =
-                HeldRoom { record: incoming, hearsay: !own_word, owner_leaves: BTreeSet::new() };
+            let mut held = HeldRoom { hearsay: !own_word, ..HeldRoom::from_owner(incoming) };
+            if !own_word {
+                held.owner_said.clear();
+            }
             if ours {
                 held.restore();
             }
@@ -522,8 +541,7 @@ impl Replica {
             let was_hearsay = std::mem::replace(&mut held.hearsay, false);
             // Another creation is another room of the same name.
             if was_hearsay || incoming.created_at != before.created_at {
-                held.record = incoming;
-                held.owner_leaves.clear();
+                *held = HeldRoom::from_owner(incoming);
             } else {
                 held.take_from_owner(incoming);
             }
@@ -686,6 +704,18 @@ impl Replica {
     }
 }
 
+/// Join and leave stamps per agent.
+fn stamps_of_members(room: &RoomRecord) -> BTreeMap<DeviceId, (u64, u64)> {
+    let mut stamps: BTreeMap<DeviceId, (u64, u64)> = BTreeMap::new();
+    for (agent, join) in &room.member_joins {
+        stamps.entry(*agent).or_default().0 = *join;
+    }
+    for (agent, leave) in &room.member_leaves {
+        stamps.entry(*agent).or_default().1 = *leave;
+    }
+    stamps
+}
+
 fn merge_stamps(held: &mut BTreeMap<DeviceId, u64>, incoming: &BTreeMap<DeviceId, u64>) {
     for (agent, stamp) in incoming {
         if held.len() >= MAX_ROOM_STAMPS && !held.contains_key(agent) {
@@ -826,6 +856,34 @@ mod tests {
         back.member_leaves.insert(id(2), 3);
         assert_eq!(replica.merge_room(back, user(1), Owner::Away).0, Merge::Changed);
         assert!(replica.room(&path).unwrap().is_member(&id(2)));
+    }
+
+    #[test]
+    fn stamps_that_a_member_gave_itself_do_not_outlive_the_owners_word() {
+        let mut replica = Replica::default();
+        let stamps = |join: u64, leave: u64, version: u64| {
+            let mut room = room(1, version, &[(1, 1), (2, join)]);
+            room.member_leaves.insert(id(2), leave);
+            room
+        };
+        let (_, path) = replica.merge_room(room(1, 2, &[(1, 1), (2, 2)]), user(1), Owner::Here);
+        let path = path.unwrap();
+        // A member raises both of its stamps far above the owner's.
+        let (merge, _) = replica.merge_room(stamps(900, 899, 900), user(2), Owner::Here);
+        assert_eq!(merge, Merge::Changed);
+        // Put out by the owner, which has not heard of it.
+        replica.merge_room(stamps(2, 3, 3), user(1), Owner::Here);
+        assert!(!replica.room(&path).unwrap().is_member(&id(2)));
+        // Let in again by the owner, and known to be in.
+        replica.merge_room(stamps(4, 3, 4), user(1), Owner::Here);
+        assert!(replica.room(&path).unwrap().is_member(&id(2)));
+        // What the owner says of others leaves a member's own leave alone.
+        replica.merge_room(stamps(4, 5, 5), user(2), Owner::Here);
+        let mut third = stamps(4, 3, 6);
+        third.member_joins.insert(id(3), 6);
+        replica.merge_room(third, user(1), Owner::Here);
+        let held = replica.room(&path).unwrap();
+        assert!(held.is_member(&id(3)) && !held.is_member(&id(2)));
     }
 
     #[test]

@@ -160,6 +160,9 @@ pub enum VaultError {
         "another writer took the lock .echoes-vault/lock away while this command was working; look at the result and try again"
     )]
     LockLost,
+    /// Called off.
+    #[error("interrupted before everything was written; the lock has been given back")]
+    Interrupted,
     /// The repository's runtime is newer and must do the work.
     #[error(
         "the project's runtime is engine {0}, which is newer than this one; it has to run this command: python3 .echoes-vault/echoes_vault.py"
@@ -227,6 +230,7 @@ impl VaultError {
             Self::Block { .. } => "vault_block",
             Self::Locked { .. } => "vault_locked",
             Self::LockLost => "vault_lock_lost",
+            Self::Interrupted => "vault_interrupted",
             Self::NewerRuntime(_) => "vault_newer_runtime",
             Self::OlderRuntime(_) => "vault_older_runtime",
             Self::ForeignRuntime(_) => "vault_foreign_runtime",

@@ -60,7 +60,7 @@ enum Guess {
     Ask,
 }
 
-/// Looks for a work tree as Git does, and is sure of ordinary cases only: no Git variable is set, and
+/// Looks for a work tree as Git does, and is sure of ordinary cases only: no variable tells it where, and
 /// on the way up the first sign of a repository is a `.git` folder of this user's, whose own
 /// configuration says nothing about work trees.
 fn guess(folder: &Path, has_variables: bool) -> Guess {
@@ -101,9 +101,22 @@ fn is_ordinary(top: &Path) -> bool {
         && !telling.iter().any(|word| config.contains(word))
 }
 
-/// Whether the environment tells Git anything.
+/// Beginnings of the environment variables that change how Git finds a work tree.
+const TELLING: [&[u8]; 9] = [
+    b"GIT_DIR",
+    b"GIT_WORK_TREE",
+    b"GIT_COMMON_DIR",
+    b"GIT_CEILING_DIRECTORIES",
+    b"GIT_DISCOVERY",
+    b"GIT_CONFIG",
+    b"GIT_OBJECT_DIRECTORY",
+    b"GIT_IMPLICIT_WORK_TREE",
+    b"GIT_TEST",
+];
+
+/// Whether the environment tells Git where to look.
 fn has_variables() -> bool {
-    std::env::vars_os().any(|(name, _)| name.as_bytes().starts_with(b"GIT_"))
+    std::env::vars_os().any(|(name, _)| TELLING.iter().any(|t| name.as_bytes().starts_with(t)))
 }
 
 /// The top of the innermost work tree that `folder` (absolute, resolved) is in.

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use super::clock::Clock;
 use super::error::VaultError;
 use super::plan::text::strip;
+use super::stop::Stop;
 use super::tree::{Dir, Kind, Tree, modified, temporary_name};
 use crate::identity::entropy::Entropy;
 
@@ -75,14 +76,16 @@ impl Lock {
         tree: &Tree,
         clock: &dyn Clock,
         entropy: &mut dyn Entropy,
+        stop: &Stop,
     ) -> Result<Self, VaultError> {
-        Self::acquire_refreshing(tree, clock, entropy, REFRESH)
+        Self::acquire_refreshing(tree, clock, entropy, stop, REFRESH)
     }
 
     fn acquire_refreshing(
         tree: &Tree,
         clock: &dyn Clock,
         entropy: &mut dyn Entropy,
+        stop: &Stop,
         refresh: Duration,
     ) -> Result<Self, VaultError> {
         let folder = tree.make_folder(FOLDER)?;
@@ -91,6 +94,7 @@ impl Lock {
         let token = format!("{}-{}", std::process::id(), data_encoding::HEXLOWER.encode(&random));
         let start = clock.elapsed();
         loop {
+            stop.check()?;
             match folder.create(NAME) {
                 Ok(file) => return Self::own(folder, NAME, token, file, refresh),
                 Err(Errno::EXIST) => {}
@@ -348,7 +352,7 @@ mod tests {
     fn a_lock_carries_its_owner_and_goes_with_it() {
         let place = place();
         let clock = Turned::new(|_| ());
-        let lock = Lock::acquire(&place.tree, &clock, &mut entropy()).unwrap();
+        let lock = Lock::acquire(&place.tree, &clock, &mut entropy(), &Stop::default()).unwrap();
         let text = fs::read_to_string(&place.lock).unwrap();
         let (pid, random) = text.strip_suffix('\n').unwrap().split_once('-').unwrap();
         assert_eq!(pid, std::process::id().to_string());
@@ -363,7 +367,8 @@ mod tests {
         let place = place();
         fs::write(&place.lock, "4242-0123456789abcdef\n").unwrap();
         let clock = Turned::new(|_| ());
-        let error = Lock::acquire(&place.tree, &clock, &mut entropy()).err().unwrap();
+        let error =
+            Lock::acquire(&place.tree, &clock, &mut entropy(), &Stop::default()).err().unwrap();
         assert!(matches!(error, VaultError::Locked { .. }), "{error}");
         assert!(error.to_string().contains("process 4242"), "{error}");
         assert_eq!(clock.elapsed(), PATIENCE);
@@ -376,7 +381,7 @@ mod tests {
         fs::write(&place.lock, "1-0\n").unwrap();
         age(&place.lock, Duration::from_secs(61));
         let clock = Turned::new(|_| panic!("no need to wait"));
-        let lock = Lock::acquire(&place.tree, &clock, &mut entropy()).unwrap();
+        let lock = Lock::acquire(&place.tree, &clock, &mut entropy(), &Stop::default()).unwrap();
         lock.held().unwrap();
         drop(lock);
         assert!(fs::read_dir(place.lock.parent().unwrap()).unwrap().next().is_none());
@@ -384,7 +389,7 @@ mod tests {
         fs::write(&place.lock, "1-0\n").unwrap();
         age(&place.lock, Duration::from_secs(57));
         let clock = Turned::new(|_| ());
-        let lock = Lock::acquire(&place.tree, &clock, &mut entropy()).unwrap();
+        let lock = Lock::acquire(&place.tree, &clock, &mut entropy(), &Stop::default()).unwrap();
         assert!(clock.elapsed() > Duration::from_secs(2) && clock.elapsed() < PATIENCE);
         drop(lock);
     }
@@ -396,7 +401,7 @@ mod tests {
         let file = fs::OpenOptions::new().write(true).open(&place.lock).unwrap();
         file.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
         let clock = Turned::new(|_| ());
-        assert!(Lock::acquire(&place.tree, &clock, &mut entropy()).is_err());
+        assert!(Lock::acquire(&place.tree, &clock, &mut entropy(), &Stop::default()).is_err());
         assert!(place.lock.exists());
     }
 
@@ -421,7 +426,7 @@ mod tests {
     fn a_lost_lock_is_noticed_and_the_new_one_left() {
         let place = place();
         let clock = Turned::new(|_| ());
-        let lock = Lock::acquire(&place.tree, &clock, &mut entropy()).unwrap();
+        let lock = Lock::acquire(&place.tree, &clock, &mut entropy(), &Stop::default()).unwrap();
         fs::remove_file(&place.lock).unwrap();
         assert!(matches!(lock.held(), Err(VaultError::LockLost)));
         fs::write(&place.lock, "2-0\n").unwrap();
@@ -435,7 +440,9 @@ mod tests {
         let place = place();
         let clock = Turned::new(|_| ());
         let often = Duration::from_millis(5);
-        let lock = Lock::acquire_refreshing(&place.tree, &clock, &mut entropy(), often).unwrap();
+        let lock =
+            Lock::acquire_refreshing(&place.tree, &clock, &mut entropy(), &Stop::default(), often)
+                .unwrap();
         age(&place.lock, Duration::from_secs(3600));
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         let fresh = || {
@@ -453,10 +460,11 @@ mod tests {
     fn an_old_lock_whose_holder_lives_is_not_taken() {
         let place = place();
         let clock = Turned::new(|_| ());
-        let lock = Lock::acquire(&place.tree, &clock, &mut entropy()).unwrap();
+        let lock = Lock::acquire(&place.tree, &clock, &mut entropy(), &Stop::default()).unwrap();
         age(&place.lock, Duration::from_secs(3600));
         let text = fs::read_to_string(&place.lock).unwrap();
-        let error = Lock::acquire(&place.tree, &clock, &mut entropy()).err().unwrap();
+        let error =
+            Lock::acquire(&place.tree, &clock, &mut entropy(), &Stop::default()).err().unwrap();
         assert!(matches!(error, VaultError::Locked { .. }), "{error}");
         assert_eq!(fs::read_to_string(&place.lock).unwrap(), text);
         lock.held().unwrap();
@@ -467,7 +475,8 @@ mod tests {
         let place = place();
         fs::create_dir(&place.lock).unwrap();
         let clock = Turned::new(|_| ());
-        let error = Lock::acquire(&place.tree, &clock, &mut entropy()).err().unwrap();
+        let error =
+            Lock::acquire(&place.tree, &clock, &mut entropy(), &Stop::default()).err().unwrap();
         assert_eq!(error.code(), "vault_not_regular");
     }
 }

@@ -15,6 +15,7 @@ mod git;
 mod lock;
 pub mod plan;
 mod scan;
+mod stop;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -27,5 +28,6 @@ pub use delegate::run_project_runtime;
 pub use error::VaultError;
 pub use plan::engine::{Runtime, Standing};
 pub use plan::payload::{AppendInput, EndInput, PageInput};
+pub use stop::Stop;
 pub use workspace::{IndexText, Options, PageText, Workspace};
 pub use write::{DEFAULT_RECENT, Setup};

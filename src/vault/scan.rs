@@ -10,6 +10,7 @@ use super::plan::page;
 use super::plan::report::PageFact;
 use super::plan::text;
 use super::plan::{daily, index};
+use super::stop::Stop;
 use super::tree::{Dir, Kind, Tree};
 
 /// The vault's folder, and the folders in it.
@@ -127,21 +128,21 @@ fn look_at_page(folder: &Dir, file: &str) -> Looked {
 /// Looks at all pages, in the order of the index.
 ///
 /// # Errors
-/// [`VaultError`], if they cannot be listed.
-pub fn pages(tree: &Tree) -> Result<Vec<Looked>, VaultError> {
+/// [`VaultError`], if they cannot be listed or the command is called off.
+pub fn pages(tree: &Tree, stop: &Stop) -> Result<Vec<Looked>, VaultError> {
     let (folder, names) = page_names(tree)?;
-    Ok(match folder {
-        Some(folder) => side_by_side(&names, |name| look_at_page(&folder, name)),
-        None => Vec::new(),
-    })
+    let Some(folder) = folder else { return Ok(Vec::new()) };
+    side_by_side(&names, |name| stop.check().map(|()| look_at_page(&folder, name)))
+        .into_iter()
+        .collect()
 }
 
 /// What is known of all pages.
 ///
 /// # Errors
-/// [`VaultError`], if they cannot be listed.
-pub fn facts(tree: &Tree) -> Result<Vec<PageFact>, VaultError> {
-    Ok(pages(tree)?.into_iter().map(|looked| looked.fact).collect())
+/// [`VaultError`], if they cannot be listed or the command is called off.
+pub fn facts(tree: &Tree, stop: &Stop) -> Result<Vec<PageFact>, VaultError> {
+    Ok(pages(tree, stop)?.into_iter().map(|looked| looked.fact).collect())
 }
 
 /// A file that a walk meets.

@@ -1,5 +1,5 @@
 //! Temporary files that a writer left behind when it was killed. They are removed by the next writer,
-//! under the lock, once they are old enough to belong to nobody (`docs/decisions.md`, EchoesVault).
+//! under the lock, once they are old enough to belong to nobody (`docs/decisions.md`, Vault).
 
 use std::time::{Duration, UNIX_EPOCH};
 

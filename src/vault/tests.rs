@@ -52,6 +52,7 @@ fn options(clock: Arc<Set>, seed: u64) -> Options {
         adapter_version: None,
         clock,
         entropy: Box::new(SeededEntropy::new(seed)),
+        stop: Stop::default(),
     }
 }
 
@@ -223,6 +224,32 @@ fn a_lock_taken_away_stops_the_write() {
     assert_eq!(error.code(), "vault_lock_lost");
     assert!(!place.path("EchoesVault/pages/a.md").exists());
     assert_eq!(place.read(lock::PATH), "1-theirs\n");
+}
+
+#[test]
+fn a_writer_that_is_called_off_gives_its_lock_back() {
+    let vault = place();
+    let stop = Stop::default();
+    let options = Options { stop: stop.clone(), ..options(vault.clock.clone(), 2) };
+    let workspace = Workspace::open_root(vault.root.clone(), options).unwrap();
+    at_first(Point::Synced, {
+        let stop = stop.clone();
+        move || {
+            assert!(stop.is_working());
+            stop.request();
+        }
+    });
+    assert_eq!(workspace.upsert(&page("a", PAGE)).unwrap_err().code(), "vault_interrupted");
+    assert!(!stop.is_working());
+    assert!(!vault.path("EchoesVault/pages/a.md").exists());
+    assert!(!vault.path(lock::PATH).exists());
+    assert!(fs::read_dir(vault.path("EchoesVault/pages")).unwrap().next().is_none());
+}
+
+#[test]
+fn a_workspace_may_be_shared_between_threads() {
+    fn shared<T: Send + Sync>(_: &T) {}
+    shared(&place().vault);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! however late it appears, leads a read or write out of the workspace.
 //!
 //! Paths are relative to the workspace's root and may pass through links that end inside it
-//! (`docs/decisions.md`, EchoesVault); what is replaced is never a link itself. On Linux the kernel
+//! (`docs/decisions.md`, Vault); what is replaced is never a link itself. On Linux the kernel
 //! resolves (`openat2` with `RESOLVE_BENEATH`); elsewhere, and for absolute links that end inside the
 //! root, the walk is done here, one handle a step.
 
@@ -519,7 +519,7 @@ impl Dir {
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, VaultError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.handle, name, flags, Mode::empty()) {
-            Ok(handle) => read_small(handle, &self.at(name)).map(Some),
+            Ok(handle) => read_small(handle, || self.at(name)).map(Some),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG) => Ok(None),
             Err(Errno::LOOP) => Err(VaultError::SymbolicLink(self.at(name))),
             Err(error) => Err(io_error("open", &self.at(name), error)),
@@ -596,15 +596,14 @@ pub fn modified(stat: &Stat) -> (i64, i64) {
 }
 
 /// Reads a file that is probably small with one call: a short answer of a regular file is all of it.
-fn read_small(handle: OwnedFd, path: &str) -> Result<Vec<u8>, VaultError> {
+fn read_small(handle: OwnedFd, path: impl Fn() -> String) -> Result<Vec<u8>, VaultError> {
     let mut bytes = Vec::with_capacity(SMALL_FILE);
-    let room = rustix::buffer::spare_capacity(&mut bytes);
-    match rustix::io::read(&handle, room) {
-        Ok(0 | SMALL_FILE..) => read_all(handle, path, bytes),
+    match rustix::io::read(&handle, rustix::buffer::spare_capacity(&mut bytes)) {
+        Ok(0 | SMALL_FILE..) => read_all(handle, &path(), bytes),
         Ok(_) => Ok(bytes),
         // A folder, or a pipe that nobody writes to.
-        Err(Errno::ISDIR | Errno::AGAIN) => Err(VaultError::NotRegular(path.to_owned())),
-        Err(error) => Err(io_error("read", path, error)),
+        Err(Errno::ISDIR | Errno::AGAIN) => Err(VaultError::NotRegular(path())),
+        Err(error) => Err(io_error("read", &path(), error)),
     }
 }
 

@@ -29,6 +29,7 @@ use super::plan::state::{self, Source, State};
 use super::plan::text::{decode, has_conflict, strip};
 use super::plan::{daily, json};
 use super::scan::{self, PAGES, VAULT};
+use super::stop::Stop;
 use super::tree::{Kind, Tree};
 use crate::identity::entropy::{Entropy, EntropyError, OsEntropy};
 
@@ -56,6 +57,8 @@ pub struct Options {
     pub clock: Arc<dyn Clock>,
     /// Chance.
     pub entropy: Box<dyn Entropy + Send>,
+    /// Calls writers off.
+    pub stop: Stop,
 }
 
 impl Options {
@@ -69,6 +72,7 @@ impl Options {
             adapter_version: None,
             clock: Arc::new(SystemClock::default()),
             entropy: Box::new(OsEntropy::open()?),
+            stop: Stop::default(),
         })
     }
 }
@@ -81,6 +85,7 @@ pub struct Workspace {
     pub(super) adapter_version: Option<String>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) entropy: Mutex<Box<dyn Entropy + Send>>,
+    pub(super) stop: Stop,
 }
 
 /// A page as it is on disk.
@@ -136,8 +141,8 @@ impl Workspace {
             .into_os_string()
             .into_string()
             .map_err(|_| refused("its path is not valid UTF-8".into()))?;
-        let Options { agent, adapter_version, clock, entropy } = options;
-        Ok(Self { tree, root, agent, adapter_version, clock, entropy: Mutex::new(entropy) })
+        let Options { agent, adapter_version, clock, entropy, stop } = options;
+        Ok(Self { tree, root, agent, adapter_version, clock, entropy: Mutex::new(entropy), stop })
     }
 
     /// Its root.
@@ -340,7 +345,8 @@ impl Workspace {
     /// [`VaultError`].
     pub fn index(&self) -> Result<IndexText, VaultError> {
         self.before_reading()?;
-        let text = report::build_index(&scan::facts(&self.tree)?).map_err(VaultError::Index)?;
+        let text = report::build_index(&scan::facts(&self.tree, &self.stop)?)
+            .map_err(VaultError::Index)?;
         Ok(IndexText {
             ok: true,
             page_count: report::row_count(&text),
@@ -530,7 +536,7 @@ impl Workspace {
         let marker = self.marker()?;
         let (runtime, _) = self.runtime()?;
         let (missing, adapters) = self.structure(&marker, &runtime)?;
-        let looked = scan::pages(&self.tree)?;
+        let looked = scan::pages(&self.tree, &self.stop)?;
         // Pages have been read already, unless their folder is reached through a link.
         let linked = self.tree.own_kind(PAGES)? != Some(Kind::Folder);
         let is_page = |path: &str| match path.strip_prefix("pages/") {

@@ -98,6 +98,7 @@ struct Ready {
 impl Session<'_> {
     /// Whether this session may still change files.
     fn may_write(&self) -> Result<(), VaultError> {
+        self.workspace.stop.check()?;
         self.lock.held()?;
         match self.gate {
             Gate::Valid => self.workspace.gate(),
@@ -224,7 +225,9 @@ impl Workspace {
         }
         let standing = self.standing_for(gate, needs_runtime)?;
         self.refuse_link(STATE)?;
-        let lock = Lock::acquire(&self.tree, &*self.clock, &mut Draw(self))?;
+        // Dropped after the lock, which it stands for.
+        let _working = self.stop.working()?;
+        let lock = Lock::acquire(&self.tree, &*self.clock, &mut Draw(self), &self.stop)?;
         let session = Session { workspace: self, lock, gate, written: RefCell::default() };
         session.may_write()?;
         // A state that cannot be taken over stops the command here, not after pages are written.
@@ -338,7 +341,7 @@ impl Workspace {
 
     /// The vault's pages as they will be with `ready` written, and their index.
     fn prospect(&self, ready: &[Ready]) -> Result<(Vec<PageFact>, String), VaultError> {
-        let mut pages = scan::facts(&self.tree)?;
+        let mut pages = scan::facts(&self.tree, &self.stop)?;
         for Ready { file, page, .. } in ready {
             pages.retain(|old| old.file != *file);
             pages.push(PageFact {
@@ -364,7 +367,7 @@ impl Workspace {
         }
         let agent = self.entry_agent(input.agent.as_deref())?;
         self.writing(Gate::Valid, false, |session| {
-            let pages = scan::facts(&self.tree)?;
+            let pages = scan::facts(&self.tree, &self.stop)?;
             let entry = session.put_entry(EntryKind::Scratchpad, agent.as_deref(), &input.entry)?;
             session.put_state(&pages, agent.as_deref(), |_, _| {})?;
             Ok(Appended {
@@ -553,6 +556,7 @@ impl Workspace {
         marker: Option<&Value>,
         plan: AdapterPlan,
     ) -> Result<Adapters, VaultError> {
+        session.may_write()?;
         for folder in FOLDERS {
             self.tree.make_folder(folder)?;
         }
@@ -671,7 +675,7 @@ struct Migration {
 
 impl Migration {
     fn plan(workspace: &Workspace) -> Result<Self, VaultError> {
-        let looked = scan::pages(&workspace.tree)?;
+        let looked = scan::pages(&workspace.tree, &workspace.stop)?;
         let wanting = looked.iter().any(|page| page.wants_summary);
         let old = if wanting { workspace.tree.text(INDEX)? } else { None };
         let old = old.unwrap_or_default();

@@ -208,7 +208,7 @@ fn cases() -> Vec<Case> {
         ),
         (
             &["room", "leave", "general", "--as", "ann"],
-            RoomLeaveParams { room: s("general") }.into(),
+            RoomLeaveParams { room: s("general"), reason: None }.into(),
             room(),
         ),
         (

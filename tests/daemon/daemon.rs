@@ -196,6 +196,7 @@ impl Agent {
                 key: key.map(|key| key.to_owned().try_into().unwrap()),
                 name: None,
                 ephemeral: None,
+                project_room: None,
             })
             .await
             .unwrap();

@@ -1,5 +1,7 @@
 //! What happens at the edges: descriptors run out, names are odd, texts are long, disks are full.
 
+use std::io::{Read as _, Write as _};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -34,16 +36,7 @@ async fn without_descriptors_new_agents_are_refused_and_others_go_on() {
     // One client attaches many agents, one after another: each needs a listener.
     for n in 0..64 {
         let Ok((client, _events)) = Client::connect(&daemon.socket(), "test").await else { break };
-        let attached = client
-            .call(AttachParams {
-                harness: "cli".to_owned().try_into().unwrap(),
-                cwd: "/".into(),
-                pid: 1,
-                key: Some(format!("agent{n}").try_into().unwrap()),
-                name: None,
-                ephemeral: None,
-            })
-            .await;
+        let attached = client.call(shell_agent(&format!("agent{n}"))).await;
         match attached {
             Ok(_) => kept.push(client),
             Err(error) => {
@@ -119,23 +112,103 @@ async fn names_that_play_with_direction_are_shown_escaped() {
     assert!(!daemon.log.text().contains('\u{202e}'));
 }
 
-#[tokio::test]
-async fn a_full_disk_loses_no_key_and_no_agent() {
-    // A home on a file system of 64 KiB that is already full.
-    let home = Arc::new(tempfile::tempdir().unwrap());
-    let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=96k,mode=0700", "commsd-test"])
-        .arg(home.path())
+fn ran(program: &str, args: &[&str], home: &Path) -> bool {
+    std::process::Command::new(program)
+        .args(args)
+        .arg(home)
         .status()
-        .is_ok_and(|status| status.success());
-    if !mounted {
-        println!("SKIPPED: a small file system cannot be mounted here");
+        .is_ok_and(|status| status.success())
+}
+
+#[allow(clippy::print_stdout)]
+pub fn skipped(why: &str) {
+    println!("SKIPPED: {why}");
+}
+
+/// Runs a test with its home on a file system of its own.
+async fn on_own_disk<F: Future<Output = ()> + Send + 'static>(
+    options: &str,
+    test: impl FnOnce(Arc<tempfile::TempDir>) -> F,
+) {
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    if !ran("mount", &["-t", "tmpfs", "-o", options, "commsd-test"], home.path()) {
+        skipped("a small file system cannot be mounted here");
         return;
     }
-    let result = tokio::spawn(full_disk(Arc::clone(&home))).await;
-    let unmounted = std::process::Command::new("umount").arg("-l").arg(home.path()).status();
-    assert!(unmounted.is_ok_and(|status| status.success()));
+    let result = tokio::spawn(test(Arc::clone(&home))).await;
+    let unmounted = ran("umount", &["-l"], home.path());
     result.unwrap();
+    assert!(unmounted);
+}
+
+fn shell_agent(name: &str) -> AttachParams {
+    AttachParams {
+        harness: "cli".to_owned().try_into().unwrap(),
+        cwd: "/".into(),
+        pid: 1,
+        key: Some(name.to_owned().try_into().unwrap()),
+        name: None,
+        ephemeral: None,
+        project_room: None,
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_loses_no_key_and_no_agent() {
+    on_own_disk("size=96k,mode=0700", full_disk).await;
+}
+
+#[tokio::test]
+async fn a_home_that_becomes_read_only_stops_nothing_but_writing() {
+    on_own_disk("size=16m,mode=0700", read_only_home).await;
+}
+
+async fn read_only_home(home: Arc<tempfile::TempDir>) {
+    let daemon = Daemon::start_with(Arc::clone(&home), Ports::free(), &[]).await;
+    let (mut alice, mut bob) = (daemon.agent("alice").await, daemon.agent("bob").await);
+    alice.befriend(&mut bob).await;
+    // The daemon has files open for writing, so the file system itself cannot become read-only:
+    // its place in the tree does.
+    let place = home.path().to_str().unwrap().to_owned();
+    assert!(ran("mount", &["--bind", &place], home.path()));
+    assert!(ran("mount", &["-o", "remount,bind,ro"], home.path()));
+    // A new identity cannot be made, and the answer says why.
+    let (client, _events) = Client::connect(&daemon.socket(), "test").await.unwrap();
+    let error = client.call(shell_agent("carol")).await.unwrap_err();
+    assert!(error.message.to_lowercase().contains("read-only"), "{error:?}");
+    // Those who are here are served.
+    alice.dm("bob", "still here", None).await;
+    bob.wait_dm("still here").await;
+    assert!(ran("umount", &[], home.path()));
+    daemon.agent("carol").await;
+}
+
+#[tokio::test]
+async fn half_a_handshake_at_every_door_keeps_nobody_out() {
+    let ports = Ports::free();
+    let one = Daemon::start(ports).await;
+    one.event("port_held").await;
+    let alice = one.agent("alice").await;
+    let data_port = one.event("agent_added").await["data_port"].as_u64().unwrap() as u16;
+    // The head of a TLS record that promises a ClientHello, and no more.
+    let mut open = Vec::new();
+    for _ in 0..100 {
+        for port in [ports.tcp, data_port] {
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(&[0x16, 3, 1, 2, 0]).unwrap();
+            open.push(stream);
+        }
+    }
+    let two = Daemon::start(ports).await;
+    two.has_met(&alice.id).await;
+    // Each is closed when its time is up.
+    for mut stream in open {
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+        // A reset ends it as well as an orderly close.
+        if let Err(error) = stream.read_to_end(&mut Vec::new()) {
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "a door was left open");
+        }
+    }
 }
 
 async fn full_disk(home: Arc<tempfile::TempDir>) {
@@ -148,17 +221,7 @@ async fn full_disk(home: Arc<tempfile::TempDir>) {
     }
     // A new identity cannot be stored: refused, and nothing half made is left.
     let (client, _events) = Client::connect(&daemon.socket(), "test").await.unwrap();
-    let error = client
-        .call(AttachParams {
-            harness: "cli".to_owned().try_into().unwrap(),
-            cwd: "/".into(),
-            pid: 1,
-            key: Some("bob".to_owned().try_into().unwrap()),
-            name: None,
-            ephemeral: None,
-        })
-        .await
-        .unwrap_err();
+    let error = client.call(shell_agent("bob")).await.unwrap_err();
     assert!(error.message.to_lowercase().contains("space"), "{error:?}");
     assert!(!home.path().join("agent-comms/identity-cli--bob.json").exists());
     // Who is here goes on; what cannot be kept is told.

@@ -513,6 +513,7 @@ async fn the_client_gets_typed_answers_and_notifications() {
         key: Some(Label::try_from("ann".to_owned()).unwrap()),
         name: None,
         ephemeral: None,
+        project_room: None,
     };
     let daemon = async {
         let (_, id, request) = bench.request().await;

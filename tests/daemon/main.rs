@@ -10,6 +10,7 @@ mod daemon;
 mod events;
 mod limits;
 mod local_socket;
+mod mcp;
 mod mesh;
 mod namespaces;
 mod signals;

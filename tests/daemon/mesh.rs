@@ -250,6 +250,7 @@ async fn names_with_one_slot_name_are_not_one_agent() {
             key: Some("a_b".to_owned().try_into().unwrap()),
             name: None,
             ephemeral: None,
+            project_room: None,
         })
         .await
         .unwrap_err();
@@ -345,4 +346,31 @@ async fn bad_places_are_errors_that_say_what_to_do() {
     let output = command(home.path(), ports, &["--socket", &long]).output().await.unwrap();
     assert_eq!(output.status.code(), Some(64));
     assert!(String::from_utf8_lossy(&output.stderr).contains("socket path"));
+}
+
+#[tokio::test]
+async fn a_connection_that_detaches_is_nobody_and_may_become_somebody_else() {
+    let one = Daemon::start(Ports::free()).await;
+    let alice = one.agent("alice").await;
+    let whoami = commsd::api::types::WhoamiParams {};
+    alice.client.call(commsd::api::types::DetachParams {}).await.unwrap();
+    let error = alice.client.call(whoami).await.unwrap_err();
+    assert_eq!(error.code, "not_attached");
+    // Again is no mistake; and a shell agent stays in service without a client.
+    alice.client.call(commsd::api::types::DetachParams {}).await.unwrap();
+    let attach = |name: &str| commsd::api::types::AttachParams {
+        harness: "cli".to_owned().try_into().unwrap(),
+        cwd: "/".into(),
+        pid: 1,
+        key: Some(name.to_owned().try_into().unwrap()),
+        name: None,
+        ephemeral: None,
+        project_room: None,
+    };
+    let bob = alice.client.call(attach("bob")).await.unwrap();
+    assert_ne!(bob.agent, alice.id);
+    let agents = alice.client.call(AgentsParams {}).await.unwrap().agents;
+    let mut names: Vec<&str> = agents.iter().map(|agent| agent.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["alice", "bob"]);
 }

@@ -98,3 +98,30 @@ fn a_killed_writers_lock_is_honoured_for_a_minute() {
     space.run(&["append"], b"{\"entry\": \"x\"}").json();
     assert!(!space.path(".echoes-vault/lock").exists());
 }
+
+#[test]
+fn an_interrupted_writer_gives_its_lock_back() {
+    let space = Space::new();
+    // So much to read that there is time to interrupt it.
+    let body = "Only ordinary prose, again and again.\n".repeat(400_000);
+    for at in 0..8 {
+        space.write(format!("EchoesVault/pages/big{at}.md"), format!("{PAGE}{body}"));
+    }
+    let lock = space.path(".echoes-vault/lock");
+    let before = space.snapshot();
+    for signal in ["INT", "TERM", "HUP"] {
+        let child = spawn(&space, &["append"], &json!({"entry": "x"}));
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while !lock.exists() {
+            assert!(std::time::Instant::now() < deadline, "never locked");
+            std::thread::yield_now();
+        }
+        let pid = child.id().to_string();
+        let sent = std::process::Command::new("kill").args(["-s", signal, &pid]).status();
+        assert!(sent.unwrap().success());
+        let status = child.wait_with_output().unwrap().status;
+        assert!(matches!(status.code(), Some(130 | 2)), "{status:?}");
+        assert!(!lock.exists(), "{signal}");
+        assert!(space.snapshot() == before, "{signal}");
+    }
+}

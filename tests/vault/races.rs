@@ -12,7 +12,7 @@ use crate::support::{Engine, PAGE, Space, need_python};
 /// How long the writers work; `COMMSD_STRESS_SECS` sets another time.
 fn duration() -> Duration {
     let secs = std::env::var("COMMSD_STRESS_SECS").ok().and_then(|secs| secs.parse().ok());
-    Duration::from_secs(secs.unwrap_or(8))
+    Duration::from_secs(secs.unwrap_or(5))
 }
 
 /// Writers of each engine.

@@ -8,9 +8,25 @@ impl Value {
     /// The canonical bytes of this value.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
+        let mut out = Vec::with_capacity(self.size());
         self.encode_into(&mut out);
         out
+    }
+
+    /// About as many bytes as the value takes, so that large ones are not moved while they grow.
+    fn size(&self) -> usize {
+        /// The longest head of an item.
+        const HEAD: usize = 9;
+        HEAD + match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Text(text) => text.len(),
+            Self::Array(items) => items.iter().map(Self::size).sum(),
+            Self::Map(entries) => {
+                entries.iter().map(|(key, value)| key.size() + value.size()).sum()
+            }
+            Self::Tag(_, inner) => inner.size(),
+            _ => 0,
+        }
     }
 
     /// Appends the canonical bytes of this value.

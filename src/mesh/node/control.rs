@@ -414,10 +414,11 @@ impl Node {
             self.answer(to, outcome, now);
         }
         if accept {
+            self.approved_remotes.retain(|approved| *approved != remote);
             if self.approved_remotes.len() >= MAX_APPROVED {
-                self.approved_remotes.pop_first();
+                self.approved_remotes.pop_front();
             }
-            self.approved_remotes.insert(remote);
+            self.approved_remotes.push_back(remote);
             // Those it opened, and those of ours that it has answered already.
             let waiting: Vec<SessionId> = self
                 .sessions

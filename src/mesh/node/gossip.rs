@@ -88,6 +88,18 @@ impl Node {
         }
     }
 
+    /// The machine has another name: every agent here says so with its next advert.
+    pub(super) fn machine_named(&mut self, name: Option<String>, now: Now) {
+        self.config.machine_name = name;
+        let devices: Vec<DeviceId> = self.devices.keys().copied().collect();
+        for device in devices {
+            if let Some(held) = self.devices.get_mut(&device) {
+                held.adverts.minted_at = None;
+            }
+            self.advert_changed(&device, now);
+        }
+    }
+
     fn extensions(&self, local: DeviceId, detail: Detail) -> Vec<(Value, Value)> {
         // Who else is here is for our own user only.
         let direct: Vec<Value> = self

@@ -484,6 +484,7 @@ impl Node {
                 None => false,
             };
             if gone {
+                self.formation.gone(&remote);
                 self.log(LogEvent::new("peer_down").with("device", remote));
                 self.peer_departed(remote, now);
             }

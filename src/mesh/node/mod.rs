@@ -27,7 +27,7 @@ use std::sync::Arc;
 pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Delivery};
 pub use links::MAX_SESSIONS;
 pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
-pub use rooms::MAX_INVITATIONS_OF_OWNER;
+pub use rooms::{MAX_INVITATIONS_OF_OWNER, MAX_ROOM_NAME_BYTES};
 
 use super::checked::Checked;
 use super::delivery::{Copies, Mailbox, Outgoing, Queued};
@@ -228,6 +228,8 @@ pub enum Input {
     Tick,
     /// Leave: tell peers, hand over the port.
     Shutdown,
+    /// This machine has another name, or none any more.
+    MachineNamed(Option<String>),
 }
 
 /// Where a dial goes.
@@ -514,7 +516,8 @@ pub struct Node {
     contradict_later: BTreeSet<DeviceId>,
     unheard: BTreeSet<(DeviceId, DeviceId)>,
     mesh_decisions: BTreeMap<String, Decision>,
-    approved_remotes: BTreeSet<DeviceId>,
+    /// In the order of their approval.
+    approved_remotes: VecDeque<DeviceId>,
     refused_remotes: BTreeMap<DeviceId, u64>,
     dials: BTreeMap<DialId, DialFor>,
     ops: BTreeMap<OpId, Op>,
@@ -587,7 +590,7 @@ impl Node {
             contradict_later: BTreeSet::new(),
             unheard: BTreeSet::new(),
             mesh_decisions: BTreeMap::new(),
-            approved_remotes: BTreeSet::new(),
+            approved_remotes: VecDeque::new(),
             refused_remotes: BTreeMap::new(),
             dials: BTreeMap::new(),
             ops: BTreeMap::new(),
@@ -648,6 +651,7 @@ impl Node {
             Input::DeadPids(dead) => self.dead_pids(&dead, now),
             Input::Tick => {}
             Input::Shutdown => self.shutdown(now),
+            Input::MachineNamed(name) => self.machine_named(name, now),
         }
         self.settle(now);
         self.upkeep(now);

@@ -194,6 +194,7 @@ impl Node {
         if let Some(port) = data_port {
             let info = PeerInfo { id: remote, port, started_at: now.unix.iso(), host: None };
             self.note_peer(info, None, now);
+            self.formation.said_by_itself(&remote);
         }
         self.admitted(session, now);
         self.send_peer_list(session, now);
@@ -282,11 +283,14 @@ impl Node {
             if self.is_hosted(&info.id) || self.formation.network_host(host).is_some() {
                 continue;
             }
-            // A peer whose port we have reached needs nobody's word for it but its own.
-            if info.id != speaker && self.formation.is_dialled(&info.id) {
+            let device = info.id;
+            if device != speaker && self.formation.is_settled(&device) {
                 continue;
             }
             self.note_peer(info, None, now);
+            if device == speaker {
+                self.formation.said_by_itself(&device);
+            }
         }
         self.pump_dials(now);
     }
@@ -333,6 +337,10 @@ impl Node {
                 // Other machines are dialled only where the operator has opened this one.
                 let network = self.formation.network_host(Some(from)).is_some();
                 if network && self.config.network_port.is_none() {
+                    return;
+                }
+                // Anybody on this machine can send one, and a peer that has gone is noticed at once.
+                if !network && self.formation.is_settled(&peer) {
                     return;
                 }
                 let info = PeerInfo { id: peer, port, started_at: now.unix.iso(), host: None };

@@ -221,6 +221,12 @@ impl Node {
         self.rooms(viewer).into_iter().find(|view| view.record.id == id)
     }
 
+    /// What a device calls itself, where that is known and can be shown.
+    #[must_use]
+    pub fn shown_name(&self, device: &DeviceId) -> Option<String> {
+        Some(self.name_of(device)).filter(|name| !name.is_empty())
+    }
+
     /// Room paths for which an agent holds a token: invitations among them.
     #[must_use]
     pub fn token_paths(&self, agent: &DeviceId) -> Vec<RoomPath> {

@@ -89,7 +89,8 @@ impl Node {
             })
     }
 
-    /// Mints a room token for `bearer` and remembers its id.
+    /// Mints a room token for `bearer` and remembers its id. The ticket is that of the file which
+    /// has to be written first; none where it holds the id already.
     fn issue_room_token(
         &mut self,
         local: DeviceId,
@@ -98,20 +99,21 @@ impl Node {
         now: Now,
     ) -> Option<(CoseSign1, Option<Ticket>)> {
         let fresh = self.random::<16>();
+        let all_saved = self.saving.is_empty();
         let device = self.devices.get_mut(&local)?;
         // One id for all tokens of a bearer: withdrawing it withdraws each of them.
-        let token_id = device
+        let known = device
             .agent
             .as_ref()
             .and_then(|agent| agent.grants.get(&(path.clone(), bearer)))
-            .and_then(|known| <[u8; 16]>::try_from(known.as_slice()).ok())
-            .unwrap_or(fresh);
+            .and_then(|known| <[u8; 16]>::try_from(known.as_slice()).ok());
+        let token_id = known.unwrap_or(fresh);
         let expires = now.unix.plus(ROOM_TOKEN_LIFE_MS);
         let scope = Scope::room(path);
         let request = MintRequest::new(token_id, bearer, capability::ROOM_MEMBER, scope, expires)
             .delegations(0);
         let token = token::mint(&device.key, now.unix, request).ok()?;
-        if bearer == local {
+        if bearer == local || (known.is_some() && all_saved) {
             return Some((token, None));
         }
         let token_id = token_id.to_vec();
@@ -138,7 +140,12 @@ impl Node {
 
     /// A change of an identity file is on disk, or reported as failed: what waited for it goes on.
     pub(super) fn identity_saved(&mut self, ticket: Ticket, now: Now) {
-        let Some(held) = self.saving.remove(&ticket) else { return };
+        if let Some(held) = self.saving.remove(&ticket) {
+            self.finish_saved(held, now);
+        }
+    }
+
+    fn finish_saved(&mut self, held: Saving, now: Now) {
         for to in held.answers {
             self.release_waiter(to);
             self.answer(to, held.outcome.clone(), now);
@@ -257,7 +264,7 @@ impl Node {
         op: Option<OpId>,
         now: Now,
     ) {
-        let Some((token, Some(ticket))) = self.issue_room_token(local, member, path, now) else {
+        let Some((token, ticket)) = self.issue_room_token(local, member, path, now) else {
             for to in answers {
                 self.release_waiter(to);
                 self.answer(to, error("mint_failed"), now);
@@ -268,7 +275,13 @@ impl Node {
             return;
         };
         let outcome = self.let_member_in(local, member, path, &token, now);
-        self.saving.insert(ticket, Saving { answers, outcome, op });
+        let admitted = Saving { answers, outcome, op };
+        match ticket {
+            Some(ticket) => {
+                self.saving.insert(ticket, admitted);
+            }
+            None => self.finish_saved(admitted, now),
+        }
     }
 
     /// The record of a new member, and what the others hear; what the member is answered.
@@ -284,21 +297,27 @@ impl Node {
             let members = members_value(&[local, member]);
             return ok_with([("granted-token", token.to_value()), ("members", members)]);
         };
-        self.replica.note_owner_join(path, &member);
-        if let Some(room) = self.replica.room_mut(path) {
-            room.record_join(member);
+        // A member that asks once more changes nothing: it cannot make us tell everybody again.
+        let again = before.contains(&member) && !self.replica.put_out_by_owner(path, &member);
+        if !again {
+            self.replica.note_owner_join(path, &member);
+            if let Some(room) = self.replica.room_mut(path) {
+                room.record_join(member);
+            }
+            self.broadcast_room(local, path, now);
+            self.members_changed(path, before, local, now);
         }
-        self.broadcast_room(local, path, now);
-        self.members_changed(path, before, local, now);
         let room = self.replica.room(path);
         let members = room.map(|room| members_value(&room.members)).unwrap_or(Value::Null);
         let state = room.map_or(Value::Null, room_state);
         let record = room.and_then(|room| cbor::to_value(room).ok()).unwrap_or(Value::Null);
         let list = self.room_members_event(path, now);
         self.notify(local, path, list, |remote| *remote == member, now);
-        let joined = DeliveryEvent::MemberJoined { room: path.to_string(), agent: member };
-        self.notify(local, path, joined, |remote| *remote != member, now);
-        self.advert_changed(&local, now);
+        if !again {
+            let joined = DeliveryEvent::MemberJoined { room: path.to_string(), agent: member };
+            self.notify(local, path, joined, |remote| *remote != member, now);
+            self.advert_changed(&local, now);
+        }
         ok_with([
             ("granted-token", token.to_value()),
             ("members", members),
@@ -799,11 +818,11 @@ impl Node {
         let slug = room_path::slug(name).ok_or_else(|| {
             CommandError::new("invalid_name", "a room name needs a letter or digit")
         })?;
-        if slug.len() > MAX_NAME_BYTES || description.len() > MAX_DESCRIPTION_BYTES {
+        if slug.len() > MAX_ROOM_NAME_BYTES || description.len() > MAX_DESCRIPTION_BYTES {
             return Err(CommandError::new(
                 "too_large",
                 format!(
-                    "a room name has at most {MAX_NAME_BYTES} bytes, a description {MAX_DESCRIPTION_BYTES}"
+                    "a room name has at most {MAX_ROOM_NAME_BYTES} bytes, a description {MAX_DESCRIPTION_BYTES}"
                 ),
             ));
         }
@@ -1525,7 +1544,7 @@ const MAX_CODE_CHARS: usize = 64;
 /// Characters of a reason or description shown in an event.
 const MAX_REASON_CHARS: usize = 2_000;
 /// Bytes of a room name.
-const MAX_NAME_BYTES: usize = 64;
+pub const MAX_ROOM_NAME_BYTES: usize = 64;
 /// Bytes of a room description.
 const MAX_DESCRIPTION_BYTES: usize = 4096;
 

@@ -1,8 +1,8 @@
 //! Text as the protocol sees it: which characters are white space, where lines end, how names are
 //! compared, what a Git conflict marker is. Pure functions over strings.
 //!
-//! The reference engine is a Python programme, so "white space" and "line" mean what they mean there
-//! (`docs/vault.md`, section "Text").
+//! The reference engine is a Python programme, so "white space", "line" and "case folding" mean what
+//! they mean there.
 
 use std::borrow::Cow;
 

@@ -375,3 +375,33 @@ fn a_kick_withdraws_every_token_of_a_member() {
         assert!(revoked.iter().any(|entry| entry.token_id() == claims.token_id));
     }
 }
+
+#[test]
+fn a_member_that_asks_again_changes_nothing() {
+    let mut world = World::new(608);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    let room = create(&mut world, a, "square", RoomType::Public);
+    join(&mut world, b, &room);
+    let (raw, session) = intruder(&mut world, a);
+    let me = world.device(raw);
+    let ask =
+        |world: &mut World| room_verb(world, raw, session, "room.join", &room.to_string(), None);
+    ask(&mut world);
+    world.run(100);
+    let version = |world: &World| world.node(hosts[0]).room(&room, None).unwrap().record.version;
+    let before = version(&world);
+    assert!(members(&world, hosts[1], &room).unwrap().contains(&me));
+    let asked: Vec<u64> = (0..50).map(|_| ask(&mut world)).collect();
+    world.run(100);
+    let given = answers(&mut world, raw);
+    assert!(asked.iter().all(|id| given[id] == "ok"), "{given:?}");
+    assert_eq!(version(&world), before);
+    // Put out, it has to be let in: the shortcut is a member's.
+    world.ask(a, Command::Kick { room: room.clone(), agent: me }).unwrap();
+    world.run(100);
+    let late = ask(&mut world);
+    world.run(100);
+    assert!(!answers(&mut world, raw).contains_key(&late));
+    assert!(!members(&world, hosts[0], &room).unwrap().contains(&me));
+}

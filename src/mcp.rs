@@ -1,0 +1,100 @@
+//! The MCP server for a harness (`commsd mcp`): the tool `agent_comms`, waiting for messages, and
+//! resources, on stdio (`surfaces.md` 2, 3). One process per harness session, thin: [`link`] is its
+//! connection to the daemon, [`server`] what the harness sees. Nothing but MCP is ever written to
+//! stdout, and the handshake waits for nobody.
+
+mod link;
+mod server;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use rmcp::ServiceExt as _;
+use rmcp::transport::io::stdio_pipes;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+pub use link::Start;
+
+use crate::api::types::{ApiError, Label};
+use link::Link;
+use server::Server;
+
+/// Events that wait to be pushed to the harness; each is in the mailbox as well.
+const PUSHES: usize = 64;
+
+/// What the server is started for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The daemon's socket.
+    pub socket: PathBuf,
+    /// How to start a daemon when none answers; `None`: not at all.
+    pub start: Option<Start>,
+    /// The harness, half of the agent's slot.
+    pub harness: Label,
+    /// The name asked for.
+    pub name: Option<String>,
+}
+
+/// Serves MCP on stdin and stdout until stdin ends or a signal comes; the agent goes offline then.
+///
+/// # Errors
+/// When the runtime cannot be started or the working directory is gone.
+pub fn run(options: Options) -> Result<ExitCode, ApiError> {
+    let cwd = std::env::current_dir().map_err(|error| {
+        let what = format!("cannot tell the working directory: {error}");
+        ApiError::new("cwd", what, "change into a directory that exists")
+    })?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| ApiError::plain("internal", format!("cannot start a runtime: {error}")))?;
+    let code = runtime.block_on(serve(options, cwd.to_string_lossy().into_owned()));
+    // A read of stdin that is under way holds nothing up.
+    runtime.shutdown_background();
+    Ok(code)
+}
+
+async fn serve(options: Options, cwd: String) -> ExitCode {
+    let (push, pushed) = mpsc::channel(PUSHES);
+    let harness = options.harness.clone();
+    let link = Arc::new(Link::new(options, cwd, push));
+    let keeping = tokio::spawn({
+        let link = Arc::clone(&link);
+        async move { link.keep().await }
+    });
+    let server = Server::new(Arc::clone(&link), harness, pushed);
+    let session = async {
+        // A client that goes away during the handshake has simply gone.
+        if let Ok(running) = server.serve(stdio_pipes()).await {
+            let _ended = running.waiting().await;
+        }
+    };
+    tokio::select! {
+        () = session => {}
+        () = stopped() => {}
+    }
+    // The daemon takes the agent out of service when its connection ends.
+    keeping.abort();
+    link.close();
+    ExitCode::SUCCESS
+}
+
+/// Completes at a signal that ends a process.
+async fn stopped() {
+    let wait = |kind| async move {
+        match signal(kind) {
+            Ok(mut signal) => {
+                signal.recv().await;
+            }
+            // Without a handler the signal ends the process by itself.
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = wait(SignalKind::terminate()) => {}
+        () = wait(SignalKind::interrupt()) => {}
+        () = wait(SignalKind::hangup()) => {}
+    }
+}

@@ -1,0 +1,523 @@
+//! `commsd mcp` as a harness sees it: every line of stdout is a message of the protocol, whatever
+//! happens on the other side.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+
+use commsd::api::types::AgentsParams;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+use crate::bench::soon;
+use crate::daemon::{Agent, Daemon, Ports};
+
+/// A harness session.
+struct Harness {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Lines<BufReader<ChildStdout>>,
+    next_id: u64,
+    /// Notifications that came between answers.
+    pushed: Vec<Value>,
+    /// What tools have said since it was last looked at.
+    heard: String,
+}
+
+impl Harness {
+    fn spawn(home: &Path, cwd: &Path, harness: &str) -> Self {
+        std::fs::create_dir_all(cwd).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_commsd"))
+            .args(["mcp", "--harness", harness, "--home"])
+            .arg(home)
+            .current_dir(cwd)
+            .env_clear()
+            .env("HOME", home)
+            .env("COMMSD_NO_BROADCAST", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, stdin, stdout, next_id: 1, pushed: Vec::new(), heard: String::new() }
+    }
+
+    async fn start(home: &Path, cwd: &Path, harness: &str) -> Self {
+        let mut session = Self::spawn(home, cwd, harness);
+        session.initialize("2025-06-18").await;
+        session
+    }
+
+    async fn initialize(&mut self, version: &str) -> Value {
+        let params = json!({"protocolVersion": version, "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"}});
+        let answer = self.ask("initialize", params).await;
+        self.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
+        answer
+    }
+
+    async fn write(&mut self, bytes: &[u8]) {
+        let stdin = self.stdin.as_mut().unwrap();
+        soon(stdin.write_all(bytes)).await.unwrap();
+        stdin.flush().await.unwrap();
+    }
+
+    async fn send(&mut self, message: &Value) {
+        self.write(format!("{message}\n").as_bytes()).await;
+    }
+
+    async fn message(&mut self) -> Value {
+        let line = soon(self.stdout.next_line()).await.unwrap().expect("the server has ended");
+        serde_json::from_str(&line).unwrap_or_else(|_| panic!("no message: {line}"))
+    }
+
+    async fn answer(&mut self, id: u64) -> Value {
+        loop {
+            let message = self.message().await;
+            if message["id"] == id {
+                return message;
+            }
+            self.pushed.push(message);
+        }
+    }
+
+    async fn request(&mut self, method: &str, params: Value) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.send(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})).await;
+        id
+    }
+
+    async fn ask(&mut self, method: &str, params: Value) -> Value {
+        let id = self.request(method, params).await;
+        self.answer(id).await
+    }
+
+    /// A tool's whole text, and whether it is an error.
+    async fn tool(&mut self, name: &str, arguments: Value) -> (String, bool) {
+        let answer = self.ask("tools/call", json!({"name": name, "arguments": arguments})).await;
+        let result = &answer["result"];
+        let texts: Vec<&str> = result["content"]
+            .as_array()
+            .unwrap_or_else(|| panic!("{answer}"))
+            .iter()
+            .map(|block| block["text"].as_str().unwrap())
+            .collect();
+        let text = texts.join("\n");
+        self.heard.push_str(&text);
+        self.heard.push('\n');
+        (text, result["isError"] == true)
+    }
+
+    async fn action(&mut self, call: Value) -> String {
+        let (text, error) = self.tool("agent_comms", call).await;
+        assert!(!error, "{text}");
+        text
+    }
+
+    async fn wait(&mut self) -> String {
+        self.tool("wait_for_messages", json!({"timeoutSeconds": 5})).await.0
+    }
+
+    /// Waits until what tools have said holds `wanted`; returns all of it.
+    async fn wait_for(&mut self, wanted: &str) -> String {
+        for _ in 0..6 {
+            if self.heard.contains(wanted) {
+                return std::mem::take(&mut self.heard);
+            }
+            self.wait().await;
+        }
+        panic!("no {wanted:?} in {}", self.heard);
+    }
+
+    async fn id(&mut self) -> String {
+        let text = self.action(json!({"action": "whoami"})).await;
+        text.lines().next().unwrap().strip_prefix("ID: ").unwrap().to_owned()
+    }
+}
+
+/// Two sessions of two harnesses in one directory, whose agents may talk.
+async fn friends(daemon: &Daemon) -> (Harness, Harness) {
+    let cwd = daemon.home.path().join("work");
+    let mut ann = Harness::start(daemon.home.path(), &cwd, "codex").await;
+    let mut bob = Harness::start(daemon.home.path(), &cwd, "mcp").await;
+    ann.action(json!({"action": "register", "name": "ann"})).await;
+    bob.action(json!({"action": "register", "name": "bob"})).await;
+    bob.action(json!({"action": "dm", "target": "ann", "content": "may I"})).await;
+    ann.wait_for("asks to write to you").await;
+    let (room, requester) = (conversation(&mut ann).await, bob.id().await);
+    ann.action(json!({"action": "room_accept", "room": room, "requesterId": requester})).await;
+    ann.wait_for("│ may I").await;
+    let text = ann.action(json!({"action": "dm", "agent": "bob", "content": "you may"})).await;
+    assert!(text.contains("DM to \"bob\""), "{text}");
+    bob.wait_for("│ you may").await;
+    // Nothing of this is left for what follows.
+    bob.action(json!({"action": "whoami"})).await;
+    ann.action(json!({"action": "whoami"})).await;
+    (ann, bob)
+}
+
+async fn conversation(of: &mut Harness) -> String {
+    let pending = of.action(json!({"action": "room_pending"})).await;
+    pending
+        .split_whitespace()
+        .map(|word| word.trim_end_matches(','))
+        .find(|word| word.len() == 129 && word.contains('+'))
+        .unwrap_or_else(|| panic!("{pending}"))
+        .to_owned()
+}
+
+#[tokio::test]
+async fn the_handshake_waits_for_no_daemon_and_every_revision_is_spoken() {
+    let home = tempfile::tempdir().unwrap();
+    // A socket directory that no daemon can use: there will never be one.
+    std::fs::write(home.path().join("run"), "in the way").unwrap();
+    for version in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"] {
+        let mut session = Harness::spawn(home.path(), &home.path().join("w"), "mcp");
+        let answer = session.initialize(version).await;
+        assert_eq!(answer["result"]["protocolVersion"], version);
+        assert_eq!(answer["result"]["serverInfo"]["version"], env!("CARGO_PKG_VERSION"));
+        let tools = session.ask("tools/list", json!({})).await;
+        assert_eq!(tools["result"]["tools"][0]["name"], "agent_comms");
+    }
+    // The revision without a handshake: each request says who speaks what.
+    let mut session = Harness::spawn(home.path(), &home.path().join("w"), "mcp");
+    let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {}});
+    let found = session.ask("server/discover", json!({"_meta": meta})).await;
+    assert!(found["result"]["capabilities"]["tools"].is_object(), "{found}");
+    let tools = session.ask("tools/list", json!({"_meta": meta})).await;
+    assert_eq!(tools["result"]["tools"][1]["name"], "wait_for_messages", "{tools}");
+}
+
+#[tokio::test]
+async fn without_a_daemon_a_call_says_why() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("config.toml"), "nonsense = true\n").unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_commsd"))
+        .args(["mcp", "--home"])
+        .arg(home.path())
+        .env_clear()
+        .env("HOME", home.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(64), "a configuration that is wrong");
+    // One that is right, where no daemon can live.
+    std::fs::remove_file(home.path().join("config.toml")).unwrap();
+    std::fs::write(home.path().join("run"), "in the way").unwrap();
+    let mut session = Harness::start(home.path(), &home.path().join("w"), "mcp").await;
+    let (text, error) = session.tool("agent_comms", json!({"action": "whoami"})).await;
+    assert!(error && text.contains("daemon"), "{text}");
+}
+
+#[tokio::test]
+async fn a_daemon_is_started_when_none_answers() {
+    let home = tempfile::tempdir().unwrap();
+    let ports = Ports::free();
+    std::fs::write(
+        home.path().join("config.toml"),
+        format!("port = {}\nfirst-contact-port = {}\n", ports.tcp, ports.udp),
+    )
+    .unwrap();
+    let mut session = Harness::start(home.path(), &home.path().join("w"), "mcp").await;
+    let text = session.action(json!({"action": "whoami"})).await;
+    assert!(text.contains("Harness: mcp"), "{text}");
+    // It outlives the session that started it.
+    drop(session.stdin.take());
+    soon(session.child.wait()).await.unwrap();
+    let socket = home.path().join("run/commsd.sock");
+    let (client, _events) = commsd::api::client::Client::connect(&socket, "test").await.unwrap();
+    let status = client.call(commsd::api::types::StatusParams { limits: None }).await.unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+}
+
+#[tokio::test]
+async fn agents_of_one_directory_share_its_room_and_talk() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    let rooms = ann.action(json!({"action": "list_rooms"})).await;
+    assert_eq!(rooms.matches("\"work\"").count(), 1, "{rooms}");
+    assert!(rooms.contains("[✓]") && rooms.contains("(2 members)"), "{rooms}");
+    let said = ann.action(json!({"action": "send", "room": "work", "content": "to all"})).await;
+    let id = said.split(": ").nth(1).unwrap().trim().to_owned();
+    let heard = bob.wait_for("│ to all").await;
+    assert!(heard.contains(&format!(" id {id} ")), "{heard}");
+    assert!(heard.contains("from \"ann\" "), "{heard}");
+    // What answers it names it.
+    let reply = json!({"action": "send", "target": "work", "content": "yes", "replyTo": id});
+    bob.action(reply).await;
+    let heard = ann.wait_for("│ yes").await;
+    assert!(heard.contains(&format!("answers {id}")), "{heard}");
+}
+
+#[tokio::test]
+async fn a_message_is_read_once_the_next_call_shows_that_it_arrived() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    let sent = bob.action(json!({"action": "dm", "agent": "ann", "content": "news"})).await;
+    let id = sent.split(": ").nth(1).unwrap().to_owned();
+    let read = format!("your message {id} to \"ann\"");
+    // With the answer to whatever she does next …
+    let shown = ann.action(json!({"action": "list_rooms"})).await;
+    assert!(shown.contains("│ news"), "{shown}");
+    let so_far = bob.action(json!({"action": "whoami"})).await;
+    assert!(!so_far.contains(&read), "not known to have arrived: {so_far}");
+    // … and read with the one after that, which does not bring it again.
+    let next = ann.action(json!({"action": "whoami"})).await;
+    assert!(!next.contains("│ news"), "{next}");
+    let told = bob.wait_for(&read).await;
+    assert!(told.contains("was read"), "{told}");
+}
+
+#[tokio::test]
+async fn what_went_with_a_cancelled_call_comes_again() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    bob.action(json!({"action": "dm", "agent": "ann", "content": "precious"})).await;
+    let call = json!({"name": "agent_comms", "arguments": {"action": "list_rooms"}});
+    let id = ann.request("tools/call", call).await;
+    let answer = ann.answer(id).await.to_string();
+    assert!(answer.contains("precious"), "{answer}");
+    // The client had given up on it: whatever the answer held has not been seen.
+    let cancelled = json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
+        "params": {"requestId": id, "reason": "timed out"}});
+    ann.send(&cancelled).await;
+    let again = ann.action(json!({"action": "whoami"})).await;
+    assert!(again.contains("│ precious"), "{again}");
+}
+
+#[tokio::test]
+async fn a_session_outlives_its_daemon() {
+    let ports = Ports::free();
+    let daemon = Daemon::start(ports).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    let (of_ann, of_bob) = (ann.id().await, bob.id().await);
+    let home = daemon.kill().await;
+    let daemon = Daemon::start_with(home, ports, &[]).await;
+    for id in [&of_ann, &of_bob] {
+        daemon
+            .log
+            .wait(0, "the agent", |l| l["event"] == "client_attached" && l["agent"] == **id)
+            .await;
+    }
+    assert_eq!(ann.id().await, of_ann, "the same agent as before");
+    bob.action(json!({"action": "dm", "agent": of_ann, "content": "after"})).await;
+    ann.wait_for("│ after").await;
+}
+
+#[tokio::test]
+async fn the_end_of_stdin_is_the_end() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let watcher = daemon.agent("watcher").await;
+    let mut session =
+        Harness::start(daemon.home.path(), &daemon.home.path().join("w"), "mcp").await;
+    let id = session.id().await;
+    let began = std::time::Instant::now();
+    drop(session.stdin.take());
+    assert_eq!(soon(session.child.wait()).await.unwrap().code(), Some(0));
+    // Generous: the goal of one second is for an idle machine.
+    assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+    daemon.log.wait(0, "the end", |l| l["event"] == "client_detached" && l["agent"] == *id).await;
+    let agents = watcher.client.call(AgentsParams {}).await.unwrap().agents;
+    let agent = agents.iter().find(|agent| agent.id == id).unwrap();
+    assert_eq!(agent.status.as_str(), "offline");
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_answered_and_the_session_goes_on() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let mut session =
+        Harness::start(daemon.home.path(), &daemon.home.path().join("w"), "mcp").await;
+    session.write(b"{not json\n\n\xff\xfe\n[]\n").await;
+    // Longer than any line may be.
+    let piece = vec![b'x'; 1 << 20];
+    for _ in 0..17 {
+        session.write(&piece).await;
+    }
+    session.write(b"\n").await;
+    for (arguments, names) in [
+        (json!({"action": "frobnicate"}), "frobnicate"),
+        (json!({"action": "send", "room": 5, "content": "x"}), "`room`"),
+        (json!({"action": "dm", "agent": "nobody", "content": "x"}), "agent_not_found"),
+        (json!({"action": "join_room", "room": "../../etc"}), "room_not_found"),
+        (json!({"room": "r"}), "`action`"),
+    ] {
+        let (text, error) = session.tool("agent_comms", arguments.clone()).await;
+        assert!(error && text.contains(names), "{arguments}: {text}");
+    }
+    for seconds in [json!(-1), json!(51), json!("5"), json!([])] {
+        let call = json!({"timeoutSeconds": seconds});
+        let (text, error) = session.tool("wait_for_messages", call).await;
+        assert!(error && text.contains("timeoutSeconds"), "{text}");
+    }
+    let unknown = session.ask("tools/call", json!({"name": "rm", "arguments": {}})).await;
+    assert!(unknown["error"]["message"].as_str().unwrap().contains("rm"), "{unknown}");
+    let unknown = session.ask("resources/read", json!({"uri": "file:///etc/passwd"})).await;
+    assert!(unknown["error"].is_object(), "{unknown}");
+    assert!(session.action(json!({"action": "whoami"})).await.contains("Harness: mcp"));
+}
+
+#[tokio::test]
+async fn resources_show_what_waits_and_acknowledge_nothing() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    bob.action(json!({"action": "send", "room": "work", "content": "look at me"})).await;
+    for _ in 0..2 {
+        let inbox = ann.ask("resources/read", json!({"uri": "commsd://inbox"})).await;
+        let text = inbox["result"]["contents"][0]["text"].as_str().unwrap();
+        assert!(text.contains("│ look at me"), "{text}");
+    }
+    let room = ann.ask("resources/read", json!({"uri": "commsd://rooms/work"})).await;
+    assert!(room.to_string().contains("look at me"), "{room}");
+    ann.wait_for("│ look at me").await;
+}
+
+#[tokio::test]
+async fn claude_code_is_told_at_once_and_by_the_senders_hint() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let cwd = daemon.home.path().join("work");
+    let mut claude = Harness::start(daemon.home.path(), &cwd, "claude-code").await;
+    claude.action(json!({"action": "register", "name": "claude"})).await;
+    let mut bob = Harness::start(daemon.home.path(), &cwd, "mcp").await;
+    bob.action(json!({"action": "whoami"})).await;
+    claude.wait_for("joined").await;
+    for (hint, content) in [("info", "whenever"), ("followUp", "then"), ("steer", "now")] {
+        let call = json!({"action": "send", "room": "work", "content": content,
+            "streamingBehavior": hint});
+        bob.action(call).await;
+    }
+    claude.pushed.clear();
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        let message = claude.message().await;
+        assert_eq!(message["method"], "notifications/claude/channel", "{message}");
+        let content = message["params"]["content"].as_str().unwrap().to_owned();
+        let last = content.lines().last().unwrap().to_owned();
+        told.push((message["params"]["meta"]["streamingBehavior"].clone(), last));
+    }
+    // The hint "info" wakes nobody; each message is still in the mailbox.
+    assert_eq!(told, [(json!("followUp"), "│ then".into()), (json!("steer"), "│ now".into())]);
+    let all = claude.wait_for("│ now").await;
+    assert!(all.contains("│ whenever") && all.contains("[FOLLOWUP]"), "{all}");
+}
+
+#[tokio::test]
+async fn a_second_session_of_a_harness_in_one_directory_is_told_who_it_is() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let cwd = daemon.home.path().join("work");
+    let mut first = Harness::start(daemon.home.path(), &cwd, "mcp").await;
+    let id = first.id().await;
+    let mut second = Harness::start(daemon.home.path(), &cwd, "mcp").await;
+    let text = second.action(json!({"action": "whoami"})).await;
+    assert!(text.contains("Note: you are the agent"), "{text}");
+    assert!(!text.starts_with(&format!("ID: {id}")), "{text}");
+    // Said once.
+    let text = second.action(json!({"action": "whoami"})).await;
+    assert!(!text.contains("Note:"), "{text}");
+}
+
+#[tokio::test]
+async fn a_long_message_comes_in_parts_and_whole() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    let content: String =
+        (0..9000_u32).map(|n| char::from_u32(0x4e00 + n % 5000).unwrap()).collect();
+    bob.action(json!({"action": "dm", "agent": "ann", "content": content})).await;
+    let mut got = String::new();
+    let mut calls = 0;
+    while got.len() < content.len() {
+        let text = ann.wait().await;
+        calls += 1;
+        assert!(calls < 20 && text.len() < 16 * 1024, "{} bytes in call {calls}", text.len());
+        got.extend(text.lines().filter_map(|line| line.strip_prefix("│ ")));
+    }
+    assert!(got == content, "changed on its way");
+    assert!(calls > 2);
+}
+
+#[tokio::test]
+async fn the_command_line_calls_the_tool_word_for_word() {
+    let daemon = Arc::new(Daemon::start(Ports::free()).await);
+    let ran = |call: &'static str| {
+        let daemon = Arc::clone(&daemon);
+        async move {
+            Command::new(env!("CARGO_BIN_EXE_commsd"))
+                .args(["action", "--as", "sh", call, "--home"])
+                .arg(daemon.home.path())
+                .env_clear()
+                .env("HOME", daemon.home.path())
+                .output()
+                .await
+                .unwrap()
+        }
+    };
+    let done = ran(r#"{"action": "create_room", "room": "den", "type": "private"}"#).await;
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    assert!(String::from_utf8_lossy(&done.stdout).starts_with("Created private room \"den\""));
+    let done = ran(r#"{"action": "join_room"}"#).await;
+    assert_eq!(done.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&done.stdout).contains("missing field `room`"), "{done:?}");
+    let done = ran("{").await;
+    assert_eq!(done.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("JSON"), "{done:?}");
+    // Names of one's own, and the name of the machine.
+    let watcher = Agent::attach(&daemon.socket(), "cli", Some("w"), daemon.home.path()).await;
+    let set =
+        format!(r#"{{"action":"petname_set","device":"{}","name":"the watcher"}}"#, watcher.id);
+    let done = ran(Box::leak(set.into_boxed_str())).await;
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    let done = ran(r#"{"action":"petname_list"}"#).await;
+    assert!(String::from_utf8_lossy(&done.stdout).contains("the watcher"), "{done:?}");
+    let done = ran(r#"{"action":"dm","target":"the watcher","content":"x"}"#).await;
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    let done = ran(r#"{"action":"machine_name","name":"workbench"}"#).await;
+    assert!(String::from_utf8_lossy(&done.stdout).contains("workbench"), "{done:?}");
+    let done = ran(r#"{"action":"machine_name","name":"a\u0007b"}"#).await;
+    assert_eq!(done.status.code(), Some(1));
+}
+
+/// Runs a script of `tests/sdk` against daemons of its own.
+async fn drive(program: &Path, script: &str, sdk: &Path) {
+    let home = tempfile::tempdir().unwrap();
+    let ports = Ports::free();
+    let output = Command::new(program)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk").join(script))
+        .arg(env!("CARGO_BIN_EXE_commsd"))
+        .arg(home.path())
+        .args([ports.tcp.to_string(), ports.udp.to_string()])
+        .env("COMMSD_SDK_NODE", sdk)
+        .env("COMMSD_NO_BROADCAST", "1")
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(std::time::Duration::from_secs(120), output);
+    let output = output.await.expect("it never ends").unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// The SDKs are not crates: the gate installs them and says where they are.
+#[tokio::test]
+async fn the_official_sdks_drive_two_sessions() {
+    let mut driven = 0;
+    for (variable, script) in [("COMMSD_SDK_PYTHON", "drive.py"), ("COMMSD_SDK_NODE", "drive.mjs")]
+    {
+        let Some(sdk) = std::env::var_os(variable) else {
+            crate::limits::skipped(&format!("{variable} does not say where the SDK is"));
+            continue;
+        };
+        let program = if script == "drive.py" { sdk.clone() } else { "node".into() };
+        drive(Path::new(&program), script, Path::new(&sdk)).await;
+        driven += 1;
+    }
+    assert!(driven == 2 || std::env::var_os("COMMSD_SDK_PYTHON").is_none());
+}
