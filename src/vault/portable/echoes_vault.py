@@ -103,7 +103,7 @@ LOCK_RETRY = 0.05
 LOCK_REFRESH = 10.0  # seconds between the signs of life of a long command
 GIT_ASK_LIMIT = 3.0  # seconds for a question about the repository
 GIT_LIST_LIMIT = 5.0  # seconds for a list of files
-PAYLOAD_LIMIT = 256 * 1024 * 1024  # bytes
+PAYLOAD_LIMIT = 512 * 1024 * 1024  # bytes; more than this is no memory of a project
 TEMPORARY_AGE = 3600.0  # seconds after which a temporary file is the litter of a crash
 
 CONFLICT = re.compile(r"^(?:<{7}(?: .*)?|={7}|>{7}(?: .*)?)$", re.MULTILINE)
