@@ -103,7 +103,7 @@ LOCK_RETRY = 0.05
 LOCK_REFRESH = 10.0  # seconds between the signs of life of a long command
 GIT_ASK_LIMIT = 3.0  # seconds for a question about the repository
 GIT_LIST_LIMIT = 5.0  # seconds for a list of files
-PAYLOAD_LIMIT = 256 * 1024 * 1024  # bytes
+PAYLOAD_LIMIT = 512 * 1024 * 1024  # bytes; more than this is no memory of a project
 TEMPORARY_AGE = 3600.0  # seconds after which a temporary file is the litter of a crash
 
 CONFLICT = re.compile(r"^(?:<{7}(?: .*)?|={7}|>{7}(?: .*)?)$", re.MULTILINE)
@@ -812,12 +812,12 @@ def index_rows(text: str) -> List[Tuple[str, str]]:
 
 
 class IndexFile(NamedTuple):
-    """The index that the pages ask for, and whether the file has another text."""
+    """The index that the pages ask for, and whether the file is to be written because it has another text."""
     text: str
     changed: bool
 
-    def store(self, workspace: Workspace, always: bool = False) -> None:
-        if self.changed or always:
+    def store(self, workspace: Workspace) -> None:
+        if self.changed:
             workspace.write(INDEX_FILE, self.text)
 
     def report(self, migrated: Iterable[str] = ()) -> Dict[str, Any]:
@@ -903,7 +903,6 @@ def daily_paths(workspace: Workspace) -> List[str]:
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(inner + entry.name + "/")
                     elif entry.name.endswith(".md") and entry.is_file(follow_symlinks=False):
-                        require_utf8_name(DAILY, inner + entry.name)
                         found.append(inner + entry.name)
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -962,6 +961,7 @@ def load_state(workspace: Workspace) -> Dict[str, Any]:
             continue
         with contextlib.suppress(VaultError):
             value = parse_json(text, source.path)
+            encode(to_json(value), source.path)
             if isinstance(value, dict):
                 data, agent = value, source.agent
             break
@@ -1263,7 +1263,7 @@ def storage_report(inventory: Inventory) -> Dict[str, Any]:
     return {
         "totalBytes": inventory.total_bytes,
         "totalFiles": len(inventory.files),
-        "markdownFiles": sum(os.path.splitext(path)[1].casefold() == ".md" for path in inventory.files),
+        "markdownFiles": sum(is_page_name(os.path.basename(path)) for path in inventory.files),
         "symlinks": inventory.links,
         "unreadableFiles": inventory.unreadable,
         "lastModified": None if newest is None else
@@ -1579,7 +1579,11 @@ def writer_of(arguments: argparse.Namespace, agent: Optional[str] = None) -> Wri
 
 def prepare_writing(workspace: Workspace) -> None:
     """What every writer does first under the lock."""
-    load_state(workspace)  # an undecodable state stops the command before anything is written
+    # a state that cannot be read or replaced stops the command before anything is written
+    load_state(workspace)
+    found = workspace.status(STATE_FILE)
+    if found is not None and not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+        raise VaultError("%s is not a regular file." % STATE_FILE)
     for path in (RUNTIME_FOLDER, VAULT, PAGES):
         if workspace.is_folder(path):
             with workspace.folder(path) as folder:
@@ -1669,8 +1673,10 @@ def run_start(workspace: Workspace, arguments: argparse.Namespace) -> None:
     check_gate(workspace)
     with writing(workspace):
         count = min(max(arguments.recent, 0), RECENT_MAX)
-        entries = [(path, workspace.read_text(DAILY + "/" + path) or "")
-                   for path in daily_paths(workspace)[::-1][:count]]
+        newest = daily_paths(workspace)[::-1][:count]
+        for path in newest:
+            require_utf8_name(DAILY, path)
+        entries = [(path, workspace.read_text(DAILY + "/" + path) or "") for path in newest]
         session = {"started": True, "saved": False, "lastStart": local_time()}
         index, _, catalogue = refresh_index(workspace, arguments, session)
     blocks = ["# EchoesVault session context", "## Index", index.text.rstrip(),
@@ -1725,8 +1731,9 @@ def run_append(workspace: Workspace, arguments: argparse.Namespace) -> None:
     entry = required_text(payload, "entry")
     agent = payload_agent(payload, arguments)
     with writing(workspace):
+        catalogue = read_catalogue(workspace)
         path = write_entry(workspace, "scratchpad", agent, entry)
-        store_state(workspace, read_catalogue(workspace), writer_of(arguments, agent))
+        store_state(workspace, catalogue, writer_of(arguments, agent))
     emit_json(dailyLog=path, kind="scratchpad", agent=agent)
 
 
@@ -1763,10 +1770,10 @@ def run_end(workspace: Workspace, arguments: argparse.Namespace) -> None:
         if len(set(names)) != len(names):
             raise VaultError("`pages` names a page twice.")
         catalogue = read_catalogue(workspace, [proposal.page for proposal in proposals])
-        index = plan_index(workspace, catalogue)
+        index = IndexFile(catalogue.render_index(), changed=True)  # always written here, whatever is there
         for proposal in proposals:
             write_page(workspace, proposal)
-        index.store(workspace, always=True)
+        index.store(workspace)
         agent = payload_agent(payload, arguments)
         path = write_entry(workspace, "session", agent, summary)
         store_state(workspace, catalogue, writer_of(arguments, agent), {"saved": True, "lastSave": local_time()})
