@@ -118,7 +118,8 @@ fn look_at_page(folder: &Dir, file: &str) -> Looked {
             Looked { fact: fact(Ok(meta), deprecated), wants_summary: false, conflict: false }
         }
         Err(why) => Looked {
-            conflict: why == page::PageError::Conflict,
+            // Of the text as it stands: trimming, which a page gets, can make a line a marker.
+            conflict: why == page::PageError::Conflict && text::has_conflict(&content),
             wants_summary: page::wants_summary(&content) == Ok(true),
             fact: fact(Err(why.to_string()), page::is_deprecated(&content)),
         },
@@ -298,6 +299,19 @@ mod tests {
             items.iter().map(|n| n * 2).collect::<Vec<_>>()
         );
         assert_eq!(side_by_side(&items[..3], |n| *n), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_marker_that_only_trimming_makes_is_no_conflict_on_disk() {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().canonicalize().unwrap();
+        fs::create_dir_all(root.join(PAGES)).unwrap();
+        let page = "---\ntype: a\nstack: []\nstatus: b\nsummary: c\n---\n";
+        fs::write(root.join(PAGES).join("a.md"), format!("{page}=======\u{a0}\n")).unwrap();
+        fs::write(root.join(PAGES).join("b.md"), format!("{page}=======\n")).unwrap();
+        let looked = pages(&Tree::open(&root).unwrap(), &Stop::default()).unwrap();
+        assert!(looked.iter().all(|page| page.fact.meta.is_err()));
+        assert_eq!(looked.iter().map(|page| page.conflict).collect::<Vec<_>>(), [false, true]);
     }
 
     #[test]
