@@ -313,6 +313,9 @@ async fn a_session_outlives_its_daemon() {
     assert_eq!(ann.id().await, of_ann, "the same agent as before");
     bob.action(json!({"action": "dm", "agent": of_ann, "content": "after"})).await;
     ann.wait_for("│ after").await;
+    // Before the daemon goes: a session whose daemon is gone starts another one.
+    drop((ann, bob));
+    drop(daemon);
 }
 
 #[tokio::test]
