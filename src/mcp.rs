@@ -1,6 +1,6 @@
 //! The MCP server for a harness (`commsd mcp`): the tool `agent_comms`, waiting for messages, and
-//! resources, on stdio (`surfaces.md` 2, 3). One process per harness session, thin: [`link`] is its
-//! connection to the daemon, [`server`] what the harness sees. Nothing but MCP is ever written to
+//! resources, on stdio (`surfaces.md` 2, 3). One process per harness session, thin: `link` is its
+//! connection to the daemon, `server` what the harness sees. Nothing but MCP is ever written to
 //! stdout, and the handshake waits for nobody.
 
 mod link;

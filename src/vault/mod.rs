@@ -2,8 +2,8 @@
 //!
 //! [`Workspace`] is an opened root; its methods are the commands, with typed input and typed answers
 //! that serialize to the reference engine's JSON. [`plan`] decides, from texts and facts alone;
-//! everything else here touches files, through opened directory handles only ([`tree`]), or asks
-//! `git` ([`git`]). Nothing here is async: off the event loop with it.
+//! everything else here touches files, through opened directory handles only (`tree`), or asks
+//! `git` (`git`). Nothing here is async: off the event loop with it.
 //!
 //! Sources: the specification "EchoesVault Protocol 1.0.0"; where it is silent, the reference engine's
 //! behaviour as the golden cases in `tests/vectors/echoes` record it.
