@@ -367,6 +367,8 @@ async fn send(from: &mut Lines, messages: &[Vec<u8>], count: usize) {
         from.read(|line| match Told::of(line) {
             Told::Answer(0) => news.under_way = false,
             Told::Answer(id) => {
+                // One that did not arrive would be waited for in vain.
+                assert!(delivered(line), "{}", String::from_utf8_lossy(line));
                 answered += 1;
                 if sent < count {
                     sent += 1;
@@ -380,6 +382,11 @@ async fn send(from: &mut Lines, messages: &[Vec<u8>], count: usize) {
         from.write(&next).await;
     }
     news.end(from).await;
+}
+
+fn delivered(answer: &[u8]) -> bool {
+    const WORD: &[u8] = br#""delivered""#;
+    answer.windows(WORD.len()).any(|window| window == WORD)
 }
 
 /// Takes and acknowledges until `count` messages have come.

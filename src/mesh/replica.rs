@@ -400,6 +400,13 @@ impl<M: Message> History<M> {
         })
     }
 
+    /// Nothing of what has changed is stored.
+    fn skip_changes(&mut self) {
+        self.fresh.clear();
+        self.reread.clear();
+        self.shortened = false;
+    }
+
     /// Everything has to be stored again.
     fn forget_stored(&mut self) {
         self.fresh = (self.first_seq()..self.next_seq).collect();
@@ -473,12 +480,20 @@ impl Replica {
         self.changed_rooms.insert(path);
     }
 
-    /// What has to be stored of histories since this was asked last. Changed readers of messages
-    /// that are stored already wait until they are asked for.
-    pub fn take_changed_histories(&mut self, readers: bool) -> Vec<HistoryChange> {
+    /// What has to be stored of histories since this was asked last, of those that are wanted.
+    /// Changed readers of messages that are stored already wait until they are asked for.
+    pub fn take_changed_histories(
+        &mut self,
+        readers: bool,
+        wanted: impl Fn(&RoomPath) -> bool,
+    ) -> Vec<HistoryChange> {
         let changed = std::mem::take(&mut self.changed_histories);
         let mut changes = Vec::new();
         for path in changed {
+            if !wanted(&path) {
+                self.skip_changed_history(&path);
+                continue;
+            }
             let (change, waits) = match self.room_histories.get_mut(&path) {
                 Some(history) => (history.take_changes(&path, readers), !history.reread.is_empty()),
                 None => match self.dm_histories.get_mut(&path) {
@@ -499,6 +514,23 @@ impl Replica {
             }
         }
         changes
+    }
+
+    /// Nothing is stored of what has changed in histories.
+    pub fn skip_changed_histories(&mut self) {
+        for path in std::mem::take(&mut self.changed_histories) {
+            self.skip_changed_history(&path);
+        }
+    }
+
+    fn skip_changed_history(&mut self, path: &RoomPath) {
+        self.removed_histories.remove(path);
+        if let Some(history) = self.room_histories.get_mut(path) {
+            history.skip_changes();
+        }
+        if let Some(history) = self.dm_histories.get_mut(path) {
+            history.skip_changes();
+        }
     }
 
     /// A history has to be stored again, from the beginning.

@@ -175,6 +175,11 @@ impl Daemon {
     pub async fn agent(&self, name: &str) -> Agent {
         Agent::attach(&self.socket(), "cli", Some(name), self.home.path()).await
     }
+
+    /// An agent whose key ends with its connection.
+    pub async fn passing_agent(&self, name: &str) -> Agent {
+        Agent::attach_as(&self.socket(), "cli", Some(name), self.home.path(), Some(true)).await
+    }
 }
 
 /// An attached, subscribed client.
@@ -187,6 +192,16 @@ pub struct Agent {
 
 impl Agent {
     pub async fn attach(socket: &Path, harness: &str, key: Option<&str>, cwd: &Path) -> Self {
+        Self::attach_as(socket, harness, key, cwd, None).await
+    }
+
+    async fn attach_as(
+        socket: &Path,
+        harness: &str,
+        key: Option<&str>,
+        cwd: &Path,
+        ephemeral: Option<bool>,
+    ) -> Self {
         let (client, events) = Client::connect(socket, "test").await.unwrap();
         let attached = client
             .call(AttachParams {
@@ -195,7 +210,7 @@ impl Agent {
                 pid: std::process::id(),
                 key: key.map(|key| key.to_owned().try_into().unwrap()),
                 name: None,
-                ephemeral: None,
+                ephemeral,
                 project_room: None,
             })
             .await

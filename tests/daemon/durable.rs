@@ -243,6 +243,43 @@ async fn an_ephemeral_daemon_writes_no_state() {
     assert!(!home.path().join("state/store").exists());
 }
 
+#[tokio::test]
+async fn nothing_is_stored_of_what_concerns_passing_agents_only() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let mut alice = daemon.passing_agent("alice").await;
+    let mut bob = daemon.passing_agent("bob").await;
+    alice.befriend(&mut bob).await;
+    alice.dm(&bob.id, "said between two who pass", None).await;
+    let (den, hall) = (room(&alice, "den").await, room(&alice, "hall").await);
+    for path in [&den, &hall] {
+        join(&bob, path).await;
+    }
+    post(&alice, &den, "said in the den").await;
+    post(&alice, &hall, "said in the hall").await;
+    // From here on the hall concerns somebody who stays, with all that was said there before.
+    let mut carol = daemon.agent("carol").await;
+    join(&carol, &hall).await;
+    post(&alice, &hall, "heard in the hall").await;
+    carol.wait("the message", |e| content(e) == "heard in the hall").await;
+    alice.befriend(&mut carol).await;
+    alice.dm(&carol.id, "said to one who stays", None).await;
+    carol.wait_dm("said to one who stays").await;
+    let home = Arc::clone(&daemon.home);
+    daemon.stop().await;
+
+    let file = std::fs::read(home.path().join("state/store/store.redb")).unwrap();
+    let stored = |text: &str| file.windows(text.len()).any(|part| part == text.as_bytes());
+    for text in ["said in the hall", "heard in the hall", "said to one who stays"] {
+        assert!(stored(text), "{text}");
+    }
+    for text in ["said between two who pass", "said in the den", den.as_str()] {
+        assert!(!stored(text), "{text}");
+    }
+    let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
+    let carol = daemon.agent("carol").await;
+    assert_eq!(texts(&carol, &hall).await, ["said in the hall", "heard in the hall"]);
+}
+
 /// What a daemon that cannot start says, and its exit code.
 async fn refused(home: &Path, args: &[&str]) -> (Option<i32>, String) {
     let mut command = command(home, Ports::free(), args);

@@ -15,7 +15,7 @@ use super::super::message::{MeshMessage, Patch};
 use super::super::records::{
     AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord,
 };
-use super::super::replica::{HistoryLimits, RESTORED_VERSION_STEP};
+use super::super::replica::{HistoryChange, HistoryLimits, RESTORED_VERSION_STEP};
 use super::super::session::{APPROVAL_WINDOW_MS, Session};
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::revocation::RevocationEntry;
@@ -172,9 +172,9 @@ impl Node {
     pub(super) fn keep_changes(&mut self, now: Now) {
         let readers = self.durable.readers_at <= now.mono;
         let rooms = self.replica.take_changed_rooms();
-        let histories = self.replica.take_changed_histories(readers);
         let driven_out = self.revocations.take_driven_out();
         if !self.durable.on {
+            self.replica.skip_changed_histories();
             return;
         }
         if readers {
@@ -185,9 +185,9 @@ impl Node {
             records.extend(self.agent_record(&agent));
         }
         for path in rooms {
-            records.extend(self.room_record(path));
+            self.push_room(path, &mut records);
         }
-        for change in histories {
+        for change in self.changed_histories(readers) {
             let path = change.path.to_string();
             if let Some(up_to) = change.gone_up_to {
                 records.push(Record::MessagesGone { path: path.clone(), up_to });
@@ -369,8 +369,9 @@ impl Node {
         (!held.ephemeral).then(|| Record::Agent { agent: *agent, key: held.key.clone(), record })
     }
 
-    /// What the store needs of a room: its record while it concerns one of ours.
-    fn room_record(&mut self, path: RoomPath) -> Option<Record> {
+    /// What the store needs of a room: its record and history while it concerns one of ours that
+    /// outlives the process.
+    fn push_room(&mut self, path: RoomPath, records: &mut Vec<Record>) {
         let kept = self.replica.room(&path).filter(|room| {
             [&room.members, &room.invited]
                 .into_iter()
@@ -378,19 +379,36 @@ impl Node {
                 .chain([&room.owner])
                 .any(|agent| self.kept_agent(agent).is_some_and(|held| !held.ephemeral))
         });
+        let name = path.to_string();
         match kept.and_then(|room| cbor::to_value(room).ok()) {
             Some(record) => {
                 let put_out = self.replica.put_out(&path);
-                let name = path.to_string();
-                self.durable.rooms.insert(path);
-                Some(Record::Room { path: name, record: record.encode(), put_out })
+                records.push(Record::Room { path: name, record: record.encode(), put_out });
+                if !self.durable.rooms.contains(&path) {
+                    self.replica.store_history_again(&path);
+                    self.durable.rooms.insert(path);
+                }
             }
-            None => self
-                .durable
-                .rooms
-                .remove(&path)
-                .then(|| Record::RoomGone { path: path.to_string() }),
+            None if self.durable.rooms.remove(&path) => {
+                records.push(Record::RoomGone { path: name.clone() });
+                records.push(Record::MessagesGone { path: name, up_to: u64::MAX });
+            }
+            None => {}
         }
+    }
+
+    /// Changes of histories that are stored: those of stored rooms, and of conversations of an agent
+    /// that outlives the process.
+    fn changed_histories(&mut self, readers: bool) -> Vec<HistoryChange> {
+        let (devices, parked, rooms) = (&self.devices, &self.parked, &self.durable.rooms);
+        let lasts = |id: DeviceId| {
+            let held = devices.get(&id).and_then(|device| device.agent.as_ref());
+            held.or_else(|| parked.get(&id)).is_some_and(|held| !held.ephemeral)
+        };
+        self.replica.take_changed_histories(readers, |path| match path.participants() {
+            Some((a, b)) => lasts(a) || lasts(b),
+            None => rooms.contains(path),
+        })
     }
 
     fn kept_agent(&self, id: &DeviceId) -> Option<&Agent> {
