@@ -48,6 +48,9 @@ pub enum Command {
         /// The agent's name
         #[arg(long, value_name = "N")]
         name: Option<String>,
+        /// Do not start a daemon; wait for one that something else starts
+        #[arg(long)]
+        no_start: bool,
     },
 
     /// Print a completion script

@@ -26,11 +26,17 @@ struct Harness {
 }
 
 impl Harness {
+    /// A session that starts no daemon: one would outlive the test's own.
     fn spawn(home: &Path, cwd: &Path, harness: &str) -> Self {
+        Self::spawn_with(home, cwd, harness, &["--no-start"])
+    }
+
+    fn spawn_with(home: &Path, cwd: &Path, harness: &str, args: &[&str]) -> Self {
         std::fs::create_dir_all(cwd).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_commsd"))
             .args(["mcp", "--harness", harness, "--home"])
             .arg(home)
+            .args(args)
             .current_dir(cwd)
             .env_clear()
             .env("HOME", home)
@@ -214,9 +220,18 @@ async fn without_a_daemon_a_call_says_why() {
     // One that is right, where no daemon can live.
     std::fs::remove_file(home.path().join("config.toml")).unwrap();
     std::fs::write(home.path().join("run"), "in the way").unwrap();
-    let mut session = Harness::start(home.path(), &home.path().join("w"), "mcp").await;
-    let (text, error) = session.tool("agent_comms", json!({"action": "whoami"})).await;
-    assert!(error && text.contains("daemon"), "{text}");
+    let mut session = Harness::spawn_with(home.path(), &home.path().join("w"), "mcp", &[]);
+    session.initialize("2025-06-18").await;
+    // And one that may start none, where it could.
+    let other = tempfile::tempdir().unwrap();
+    let mut waiting = Harness::start(other.path(), &other.path().join("w"), "mcp").await;
+    let whoami = || json!({"action": "whoami"});
+    let said =
+        tokio::join!(session.tool("agent_comms", whoami()), waiting.tool("agent_comms", whoami()));
+    for (text, error) in [said.0, said.1] {
+        assert!(error && text.contains("daemon"), "{text}");
+    }
+    assert!(!other.path().join("run").exists(), "nobody was started");
 }
 
 #[tokio::test]
@@ -228,7 +243,9 @@ async fn a_daemon_is_started_when_none_answers() {
         format!("port = {}\nfirst-contact-port = {}\n", ports.tcp, ports.udp),
     )
     .unwrap();
-    let mut session = Harness::start(home.path(), &home.path().join("w"), "mcp").await;
+    let cwd = home.path().join("w");
+    let mut session = Harness::spawn_with(home.path(), &cwd, "mcp", &[]);
+    session.initialize("2025-06-18").await;
     let text = session.action(json!({"action": "whoami"})).await;
     assert!(text.contains("Harness: mcp"), "{text}");
     // It outlives the session that started it.
