@@ -223,8 +223,8 @@ pub enum RoomCommand {
         agent: AsAgent,
         /// Its name
         name: String,
-        /// Who finds and joins it: public (everybody), private (the invited) or secret (only
-        /// members know it)
+        /// Who finds and joins it: public (everybody), private (everybody finds it; the invited
+        /// join, and whom the owner lets in) or secret (only members and the invited know it)
         #[arg(long = "type", value_name = "TYPE")]
         kind: Option<RoomType>,
         /// What it is for

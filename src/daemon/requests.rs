@@ -22,7 +22,7 @@ use crate::mesh::node::{
     Command, CommandError, CommandResult, DecisionTarget, Delivery, Input, OpId, RoomView,
 };
 use crate::mesh::records::{self, AgentRecord};
-use crate::mesh::wire::room_path::RoomPath;
+use crate::mesh::wire::room_path::{self, RoomPath};
 use crate::runtime::local_socket::ConnId;
 use crate::runtime::sys;
 
@@ -236,7 +236,7 @@ impl Owner {
                 Reply::Room,
             ),
             Request::RoomJoin(p) => {
-                (Command::JoinRoom(self.find_room(&p.room, &agent)?), Reply::Room)
+                (Command::JoinRoom(self.find_room_to_join(&p.room, &agent)?), Reply::Room)
             }
             Request::RoomLeave(p) => {
                 let path = self.find_room(&p.room, &agent)?;
@@ -694,23 +694,50 @@ impl Owner {
         ))
     }
 
+    /// The room that an agent means. Of several, one that it is in: a stranger can give its own
+    /// room any name.
     fn find_room(&self, text: &str, viewer: &DeviceId) -> Result<RoomPath, ApiError> {
+        self.room_called(text, viewer, true)
+    }
+
+    /// The room that an agent wants to get into.
+    fn find_room_to_join(&self, text: &str, viewer: &DeviceId) -> Result<RoomPath, ApiError> {
+        self.room_called(text, viewer, false)
+    }
+
+    fn room_called(
+        &self,
+        text: &str,
+        viewer: &DeviceId,
+        prefer_joined: bool,
+    ) -> Result<RoomPath, ApiError> {
         if let Ok(path) = RoomPath::parse(text) {
             return Ok(path);
         }
-        let mut found: Vec<RoomPath> = self
-            .node
-            .rooms(Some(viewer))
-            .into_iter()
-            .filter(|view| view.record.name == text)
-            .filter_map(|view| RoomPath::parse(&view.record.id).ok())
-            .collect();
-        // Rooms it was invited to are known by their tokens alone.
-        for path in self.node.token_paths(viewer) {
-            if path.local_name().trim_start_matches('_') == text && !found.contains(&path) {
-                found.push(path);
+        // Rooms are listed by what their names were made into.
+        let slug = room_path::slug(text);
+        let is_meant = |name: &str| name == text || Some(name) == slug.as_deref();
+        let (mut joined, mut others) = (Vec::new(), Vec::new());
+        for view in self.node.rooms(Some(viewer)) {
+            if let Ok(path) = RoomPath::parse(&view.record.id)
+                && is_meant(&view.record.name)
+            {
+                let list = if prefer_joined && view.joined { &mut joined } else { &mut others };
+                list.push(path);
             }
         }
+        // Rooms it was invited to are known by their tokens alone.
+        for path in self.node.token_paths(viewer) {
+            let known = joined.contains(&path) || others.contains(&path);
+            if is_meant(path.local_name().trim_start_matches('_')) && !known {
+                others.push(path);
+            }
+        }
+        let found = match joined.len() {
+            0 => others,
+            1 => joined,
+            _ => self.settled_of(viewer, &joined).map_or(joined, |one| vec![one]),
+        };
         match found.as_slice() {
             [] => Err(no_room(text)),
             [one] => Ok(one.clone()),

@@ -140,6 +140,19 @@ impl Harness {
         panic!("no {wanted:?} in {}", self.heard);
     }
 
+    /// The rooms it is in.
+    async fn rooms(&mut self) -> Vec<String> {
+        let text = self.action(json!({"action": "whoami"})).await;
+        let rooms = text.lines().find_map(|line| line.strip_prefix("Rooms: ")).unwrap();
+        rooms.split(", ").filter(|room| room.contains('/')).map(str::to_owned).collect()
+    }
+
+    async fn room(&mut self) -> String {
+        let rooms = self.rooms().await;
+        assert_eq!(rooms.len(), 1, "{rooms:?}");
+        rooms.into_iter().next().unwrap()
+    }
+
     async fn id(&mut self) -> String {
         let text = self.action(json!({"action": "whoami"})).await;
         text.lines().next().unwrap().strip_prefix("ID: ").unwrap().to_owned()
@@ -429,6 +442,44 @@ async fn claude_code_is_told_at_once_and_by_the_senders_hint() {
     assert_eq!(told, [(json!("followUp"), "│ then".into()), (json!("steer"), "│ now".into())]);
     let all = claude.wait_for("│ now").await;
     assert!(all.contains("│ whenever") && all.contains("[FOLLOWUP]"), "{all}");
+}
+
+#[tokio::test]
+async fn agents_of_one_directory_find_together_whoever_comes_and_goes() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let home = daemon.home.path();
+    let cwd = home.join("work");
+    let mut ann = Harness::start(home, &cwd, "codex").await;
+    ann.action(json!({"action": "register", "name": "ann"})).await;
+    let first = ann.room().await;
+    // The owner goes: who comes now cannot be let in there.
+    drop(ann.stdin.take());
+    soon(ann.child.wait()).await.unwrap();
+    let mut bob = Harness::start(home, &cwd, "mcp").await;
+    let second = bob.room().await;
+    assert_ne!(first, second, "one of its own, not none");
+    bob.action(json!({"action": "send", "room": "work", "content": "anybody"})).await;
+    // A third finds the one whose owner is here.
+    let mut eve = Harness::start(home, &cwd, "pi").await;
+    assert_eq!(eve.room().await, second);
+    // The first owner is back, and all are in its room alone.
+    let mut ann = Harness::start(home, &cwd, "codex").await;
+    for agent in [&mut ann, &mut bob, &mut eve] {
+        for _ in 0..10 {
+            if agent.rooms().await == std::slice::from_ref(&first) {
+                break;
+            }
+            agent.wait().await;
+        }
+        assert_eq!(agent.room().await, first);
+    }
+    eve.action(json!({"action": "send", "room": "work", "content": "all here"})).await;
+    ann.wait_for("│ all here").await;
+    bob.wait_for("│ all here").await;
+    // One that leaves is not brought back.
+    eve.action(json!({"action": "leave_room", "room": "work"})).await;
+    eve.wait().await;
+    assert!(eve.rooms().await.is_empty());
 }
 
 #[tokio::test]

@@ -159,12 +159,17 @@ impl Node {
     }
 
     fn ask_consent(&mut self, agent: DeviceId, recipient: DeviceId, now: Now) {
-        let Some(path) = RoomPath::dm(agent, recipient) else { return };
         if let Some(consent) =
             self.agent_mut(&agent).and_then(|held| held.consents.get_mut(&recipient))
         {
             consent.asking = true;
         }
+        self.request_conversation(agent, recipient, now);
+    }
+
+    /// Asks for the token of a conversation.
+    pub(super) fn request_conversation(&mut self, agent: DeviceId, recipient: DeviceId, now: Now) {
+        let Some(path) = RoomPath::dm(agent, recipient) else { return };
         let request = OutRequest {
             verb: capability::ROOM_MEMBER.into(),
             params: Value::map([("verb", Value::Text("room.join".into()))]),
@@ -219,6 +224,7 @@ impl Node {
         let (code, message) = match (&outcome, token) {
             (Outcome::Ok(_), Some(token)) => {
                 self.keep_token(agent, &path, token);
+                self.send_owed_receipts(agent, remote, now);
                 let held = self
                     .agent_mut(&agent)
                     .and_then(|held| held.consents.remove(&remote))
@@ -232,6 +238,7 @@ impl Node {
             (Outcome::Ok(_), None) => ("malformed_response".to_owned(), None),
             (failed, _) => refusal(failed),
         };
+        self.send_owed_receipts(agent, remote, now);
         // Away, or gone while deciding: asked again when it is back (field reports: a queued
         // message says so, and why).
         if matches!(outcome, Outcome::NotConnected | Outcome::ConnectionLost)

@@ -454,6 +454,8 @@ struct Agent {
     pub joining: BTreeSet<RoomPath>,
     /// Rooms that we hold a token for because somebody invited us, and that we have not joined.
     pub invitations: BTreeSet<RoomPath>,
+    /// By author: receipts that wait for the token of the conversation.
+    pub receipts: BTreeMap<DeviceId, Vec<Queued>>,
 }
 
 /// A device of ours in service.
@@ -779,7 +781,8 @@ impl Node {
     }
 
     /// Whether any session with this device is open and let in, or it is one of ours.
-    fn is_reachable(&self, device: &DeviceId) -> bool {
+    #[must_use]
+    pub fn is_reachable(&self, device: &DeviceId) -> bool {
         self.is_hosted(device) || self.remotes.contains_key(device)
     }
 
@@ -834,6 +837,7 @@ impl Agent {
             leaving: BTreeSet::new(),
             joining: BTreeSet::new(),
             invitations: BTreeSet::new(),
+            receipts: BTreeMap::new(),
         }
     }
 }

@@ -276,10 +276,12 @@ impl Node {
         local: DeviceId,
         member: DeviceId,
         path: &RoomPath,
-        answers: Vec<AnswerTo>,
+        mut answers: Vec<AnswerTo>,
         op: Option<OpId>,
         now: Now,
     ) {
+        // Whatever lets it in answers an earlier request of its own as well.
+        answers.append(&mut self.take_question(local, path, &member));
         let Some((token, ticket)) = self.issue_room_token(local, member, path, now) else {
             for to in answers {
                 self.release_waiter(to);
@@ -1415,6 +1417,7 @@ impl Node {
         self.broadcast_to(agent, &message, now, |_, remote| public || told.contains(remote));
         self.replica.remove_room(path);
         self.room_gone(path, now);
+        self.drop_questions_about(agent, path, now);
         self.give_up_token(agent, path);
         self.advert_changed(&agent, now);
         Ok(CommandResult::Done)
