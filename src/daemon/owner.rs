@@ -77,8 +77,8 @@ pub(super) enum Reply {
     Room,
     /// The room as it was before.
     RoomWas(Box<types::Room>),
-    /// What became of a message, and how a recipient without an outcome yet is called.
-    Send(types::DeliveryStatus),
+    /// What became of a message.
+    Send,
     /// A decision on this request.
     Answered(Box<types::PendingRequest>, bool),
     /// A grant for a device or a user.

@@ -285,7 +285,7 @@ impl Owner {
                     reply_to: p.reply_to,
                     behavior: behavior(p.timing),
                 },
-                Reply::Send(types::DeliveryStatus::Accepted),
+                Reply::Send,
             ),
             Request::Dm(p) => (
                 Command::Dm {
@@ -295,7 +295,7 @@ impl Owner {
                     behavior: behavior(p.timing),
                     wait_ms: wait_ms(p.wait),
                 },
-                Reply::Send(types::DeliveryStatus::AwaitingConsent),
+                Reply::Send,
             ),
             Request::DmAdmit(p) => {
                 let principal = p.principal == Some(true);
@@ -439,10 +439,10 @@ impl Owner {
                 self.answer(conn, &id, Ok(types::Room { status, ..room }));
             }
             (Reply::RoomWas(room), _) => self.answer(conn, &id, Ok(*room)),
-            (Reply::Send(undecided), CommandResult::Sent { message_id, deliveries }) => {
+            (Reply::Send, CommandResult::Sent { message_id, deliveries }) => {
                 let deliveries = deliveries
                     .into_iter()
-                    .map(|delivery| self.api_delivery(&agent, delivery, undecided))
+                    .map(|delivery| self.api_delivery(&agent, delivery))
                     .collect();
                 self.answer(conn, &id, Ok(types::SendResult { message_id, deliveries }));
             }
@@ -473,7 +473,7 @@ impl Owner {
                 let revoked = types::DmRevoked { bearer: bearer.hex(), revoked: true };
                 self.answer(conn, &id, Ok(revoked));
             }
-            (Reply::Room | Reply::Send(_) | Reply::Attached { .. } | Reply::Granted { .. }, _) => {
+            (Reply::Room | Reply::Send | Reply::Attached { .. } | Reply::Granted { .. }, _) => {
                 self.refuse(conn, &id, ApiError::plain("internal", "no such result"));
             }
         }
@@ -611,13 +611,13 @@ impl Owner {
         }
     }
 
-    fn api_delivery(
-        &self,
-        sender: &DeviceId,
-        delivery: Delivery,
-        undecided: types::DeliveryStatus,
-    ) -> types::Delivery {
+    fn api_delivery(&self, sender: &DeviceId, delivery: Delivery) -> types::Delivery {
         let agent = delivery.agent;
+        let undecided = if self.node.is_asking(sender, &agent) {
+            types::DeliveryStatus::AwaitingConsent
+        } else {
+            types::DeliveryStatus::Accepted
+        };
         let (status, reason, code) = api_state(delivery.state, undecided);
         // Whoever waits should know for how long others have.
         let backlog = match status {

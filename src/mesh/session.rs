@@ -198,6 +198,11 @@ impl<P> Session<P> {
         self.pending.values().map(|pending| &pending.purpose)
     }
 
+    /// As [`Self::open_purposes`], to note something in them.
+    pub fn open_purposes_mut(&mut self) -> impl Iterator<Item = &mut P> {
+        self.pending.values_mut().map(|pending| &mut pending.purpose)
+    }
+
     /// Takes the purposes whose deadline has passed, in the order they were sent.
     pub fn expired_requests(&mut self, now: u64) -> Vec<P> {
         let due: Vec<u64> = self

@@ -74,6 +74,14 @@ async fn mail_and_acknowledgements_outlive_the_daemon() {
     // One of a harness, which is not in service between its sessions.
     let eve = Agent::attach(&daemon.socket(), "mcp", Some("eve"), daemon.home.path()).await;
     let eve_id = eve.id.clone();
+    // Answered once it is on disk.
+    let tagged = UpdateParams {
+        status: None,
+        visibility: None,
+        name: None,
+        tags: Some(vec!["away".into()]),
+    };
+    eve.client.call(tagged).await.unwrap();
     drop((alice, bob, eve));
     let home = daemon.kill().await;
 

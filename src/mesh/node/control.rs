@@ -580,6 +580,7 @@ impl Node {
         for op in due {
             match self.ops.remove(&op) {
                 Some(Op::Send { message_id, deliveries, .. }) => {
+                    self.keep_under_way(op);
                     self.outputs.push_back(Output::Reply {
                         op,
                         result: Ok(CommandResult::Sent { message_id, deliveries }),

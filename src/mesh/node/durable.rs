@@ -162,6 +162,25 @@ impl Node {
         self.keep(outgoing(agent, recipient, entry, asks));
     }
 
+    /// Messages of a send that is answered before all its recipients are: they are promised from
+    /// here on.
+    pub(super) fn keep_under_way(&mut self, op: OpId) {
+        let purposes = self.sessions.values_mut().flat_map(Session::open_purposes_mut);
+        let internal = self.internal_open.values_mut().map(|(_, _, purpose, _)| purpose);
+        let mut promised = Vec::new();
+        for purpose in purposes.chain(internal) {
+            if let Purpose::Message(message) = purpose
+                && message.op == Some(op)
+                && !std::mem::replace(&mut message.entry.kept, true)
+            {
+                promised.push(outgoing(message.agent, message.recipient, &message.entry, false));
+            }
+        }
+        for record in promised {
+            self.keep(record);
+        }
+    }
+
     /// What a mailbox has let go of need not be stored any longer.
     pub(super) fn keep_losses(&mut self, agent: DeviceId) {
         let Some(held) = self.kept_agent_mut(&agent) else { return };
@@ -472,7 +491,9 @@ impl Node {
     pub(super) fn durable_upkeep(&mut self, now: Now) {
         self.release_held(now);
         self.confirm_rooms(now);
-        self.replica.trim_histories(now.unix);
+        if !self.doubts_clock(now) {
+            self.replica.trim_histories(now.unix);
+        }
         if self.durable.leave_at.is_some_and(|at| at <= now.mono) {
             self.durable.leave_at = None;
             // Whoever has not come back by now may never do; what it had queued is sent for it.

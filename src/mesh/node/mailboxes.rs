@@ -338,8 +338,10 @@ impl Node {
                     None => code.clone(),
                 };
                 // A token that its issuer does not honour any more is worth nothing: the next
-                // attempt asks again.
-                if code == "unauthorized" && entry.path.is_issued_by(&recipient) {
+                // attempt asks again. (Not for a receipt, whose failing nobody hears of, nor where it
+                // may have looked expired by our clock.)
+                let tried = entry.message_id.is_some() && !self.doubts_clock(now);
+                if code == "unauthorized" && tried && entry.path.is_issued_by(&recipient) {
                     self.give_up_token(agent, &entry.path);
                 }
                 let state = DeliveryState::Refused { code: text };

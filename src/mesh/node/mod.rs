@@ -548,6 +548,8 @@ pub struct Node {
     stored: BTreeMap<Ticket, Stored>,
     saving: BTreeMap<Ticket, Saving>,
     internal: VecDeque<Internal>,
+    /// Until then the wall clock has jumped too lately for anything to be thrown away for its age.
+    doubted_until: u64,
     internal_open: BTreeMap<u64, (DeviceId, DeviceId, Purpose, Option<u64>)>,
     deferred: VecDeque<(Purpose, DeviceId, DeviceId, Option<SessionId>, Outcome)>,
     outputs: VecDeque<Output>,
@@ -622,6 +624,7 @@ impl Node {
             stored: BTreeMap::new(),
             saving: BTreeMap::new(),
             internal: VecDeque::new(),
+            doubted_until: 0,
             internal_open: BTreeMap::new(),
             deferred: VecDeque::new(),
             outputs: VecDeque::new(),
@@ -794,14 +797,22 @@ impl Node {
         self.is_hosted(device) || self.remotes.contains_key(device)
     }
 
+    /// Whether the wall clock has jumped lately.
+    fn doubts_clock(&self, now: Now) -> bool {
+        now.mono < self.doubted_until
+    }
+
     /// A wall clock that jumps means a suspend (or a set clock): links may have died unnoticed.
     fn note_time(&mut self, now: Now) {
         /// Drift that no scheduling delay explains.
         const JUMP_MS: u64 = 60_000;
+        /// How long a clock that has jumped is doubted: whoever sets it back does so within minutes.
+        const DOUBT_MS: u64 = 10 * 60_000;
         if let Some(before) = self.last_now.replace(now) {
             let mono = now.mono.saturating_sub(before.mono);
             let wall = now.unix.since(before.unix).max(before.unix.since(now.unix));
             if wall.abs_diff(mono) > JUMP_MS {
+                self.doubted_until = now.mono + DOUBT_MS;
                 self.log(LogEvent::new("clock_jumped").with("ms", wall.abs_diff(mono)));
                 for session in self.sessions.values_mut() {
                     session.doubt(now.mono);

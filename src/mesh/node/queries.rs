@@ -337,6 +337,12 @@ impl Node {
         Some((since.len(), since.into_iter().min()?))
     }
 
+    /// Whether a recipient's consent is awaited.
+    #[must_use]
+    pub fn is_asking(&self, agent: &DeviceId, recipient: &DeviceId) -> bool {
+        self.agent(agent).is_some_and(|held| held.consents.contains_key(recipient))
+    }
+
     /// Peers with a session.
     #[must_use]
     pub fn peer_count(&self) -> usize {

@@ -41,6 +41,9 @@ const MAX_RECEIPT_IDS: usize = 1024;
 /// Member of a commsd owner's answer to room.join: the room's whole record, which is the owner's
 /// word. Others leave it alone.
 const ROOM_RECORD: &str = "x-commsd-room";
+/// How long a send waits for its recipients before it is answered "accepted" for those that are
+/// silent: many times what a busy one takes, and little enough for whoever waits.
+const SEND_PATIENCE_MS: u64 = 2_000;
 /// How long a join waits for the owner's answer before the command is answered "pending".
 pub(super) const JOIN_PATIENCE_MS: u64 = 1_000;
 
@@ -1472,6 +1475,12 @@ impl Node {
             }
             Some(room) => room.members.clone(),
         };
+        if path.owner() == Some(agent)
+            && !self.has_good_token(agent, &path, now)
+            && let Some((token, _)) = self.issue_room_token(agent, agent, &path, now)
+        {
+            self.keep_token(agent, &path, token);
+        }
         if self.agent(&agent).is_none_or(|held| !held.tokens.contains_key(&path)) {
             self.fail(
                 op,
@@ -1513,7 +1522,7 @@ impl Node {
             .iter()
             .map(|recipient| super::Delivery { agent: *recipient, state: None })
             .collect();
-        let reply_by = now.mono + REQUEST_TIMEOUT_MS + 1_000;
+        let reply_by = now.mono + SEND_PATIENCE_MS;
         self.ops.insert(op, Op::Send { message_id: message_id.to_owned(), deliveries, reply_by });
         if recipients.is_empty() {
             self.reply_send(op);

@@ -14,7 +14,7 @@ use super::support::{
     accept, befriend, count, create, dm, formed, is_full_mesh, join, reject, reported, send,
     to_room,
 };
-use super::world::{Ack, World};
+use super::world::{Ack, HostSpec, World};
 
 fn asked(world: &World, agent: &DeviceId) -> usize {
     count(world, agent, |event| matches!(event, DeliveryEvent::RoomJoinRequest { .. }))
@@ -190,6 +190,65 @@ fn messages_sent_while_the_recipient_comes_back_arrive_in_order() {
             .collect();
         assert!(numbers.iter().copied().eq(0..sent), "seed {seed}: {numbers:?}");
     }
+}
+
+#[test]
+fn a_silent_recipient_holds_no_send_up_and_what_was_accepted_is_kept() {
+    let mut world = World::new(3);
+    let hosts = [0, 1].map(|_| {
+        let host = world.host_as(HostSpec { durable: true, ..HostSpec::default() });
+        world.start(host);
+        host
+    });
+    let [a, b] = hosts.map(|host| world.agent(host, &format!("agent-{host}")));
+    world.run_until(20_000, "a mesh", is_full_mesh);
+    befriend(&mut world, a, b);
+    world.run(1_000);
+    world.pause(hosts[1], 60_000);
+    let before = world.now;
+    let states = send(&mut world, a, dm(b, "to one that is stopped"));
+    assert_eq!(states[&b], None, "accepted, without an outcome");
+    assert!(world.now - before < 5_000, "{} ms", world.now - before);
+    world.crash(hosts[0]);
+    world.run(1_000);
+    world.start(hosts[0]);
+    world.run_until(120_000, "the message", |world| {
+        world.slots[&b].texts().contains(&"to one that is stopped".to_owned())
+    });
+}
+
+#[test]
+fn a_clock_that_jumps_and_comes_back_costs_nothing() {
+    let mut world = World::new(4);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    befriend(&mut world, a, b);
+    let room = create(&mut world, a, "lounge", RoomType::Private);
+    assert!(world.ask(a, Command::Invite { room: room.clone(), agent: b }).is_ok());
+    world.run(100);
+    join(&mut world, b, &room);
+    send(&mut world, a, to_room(&room, "before"));
+    world.run(100);
+    const YEARS: i64 = 800 * 24 * 3600 * 1000;
+    world.jump_clock(hosts[0], YEARS);
+    world.run(5_000);
+    // By its clock every token has run out: its own it renews.
+    send(&mut world, a, to_room(&room, "meanwhile"));
+    send(&mut world, a, dm(b, "meanwhile"));
+    world.run(5_000);
+    world.jump_clock(hosts[0], -YEARS);
+    world.run(30_000);
+    for _ in 0..2 {
+        assert_eq!(
+            send(&mut world, a, to_room(&room, "after"))[&b],
+            Some(DeliveryState::Delivered)
+        );
+        assert_eq!(send(&mut world, a, dm(b, "after"))[&b], Some(DeliveryState::Delivered));
+        assert_eq!(send(&mut world, b, to_room(&room, "yes"))[&a], Some(DeliveryState::Delivered));
+        world.run(1_000);
+    }
+    let history = world.node(hosts[0]).room_messages(&room, &a).unwrap();
+    assert!(history.count() >= 5, "nothing was thrown away for its age");
 }
 
 #[test]
