@@ -81,6 +81,12 @@ pub(super) enum Reply {
     Send(types::DeliveryStatus),
     /// A decision on this request.
     Answered(Box<types::PendingRequest>, bool),
+    /// A grant for a device or a user.
+    Granted { bearer: DeviceId, principal: bool },
+    /// A conversation opened with a grant.
+    Opened(DeviceId),
+    /// A grant withdrawn.
+    Revoked(DeviceId),
     /// The agent's own record.
     Whoami,
     /// How far the mailbox is acknowledged.

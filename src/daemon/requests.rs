@@ -1,6 +1,7 @@
 //! Requests of local clients: names become ids, requests become node commands or views, and
 //! views become the API's values. The sender of everything is the connection's agent.
 
+use data_encoding::BASE64;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -14,7 +15,7 @@ use crate::api::types::{
 use crate::codec::text::truncate_chars;
 use crate::identity::device::DeviceId;
 use crate::identity::entropy::OsEntropy;
-use crate::identity::issuer::{IssuerError, IssuerFile, IssuerKind};
+use crate::identity::issuer::{IssuerError, IssuerFile, IssuerKind, IssuerTable};
 use crate::identity::names;
 use crate::identity::petnames::{self, Petnames, PetnamesError};
 use crate::mesh::events::DeliveryState;
@@ -22,6 +23,7 @@ use crate::mesh::node::{
     Command, CommandError, CommandResult, DecisionTarget, Delivery, Input, OpId, RoomView,
 };
 use crate::mesh::records::{self, AgentRecord};
+use crate::mesh::wire::cose::CoseSign1;
 use crate::mesh::wire::room_path::{self, RoomPath};
 use crate::runtime::local_socket::ConnId;
 use crate::runtime::sys;
@@ -30,6 +32,8 @@ use crate::runtime::sys;
 const MIN_PREFIX: usize = 8;
 /// Characters left of a peer's text where a list is too long.
 const MAX_SHORT_CHARS: usize = 64;
+/// Bytes of a grant's text; a delegated one has 1,500.
+const MAX_GRANT_TEXT: usize = 16 * 1024;
 /// Candidates listed when a name is ambiguous.
 const MAX_CANDIDATES: usize = 8;
 
@@ -301,6 +305,36 @@ impl Owner {
                 },
                 Reply::Send(types::DeliveryStatus::AwaitingConsent),
             ),
+            Request::DmAdmit(p) => {
+                let principal = p.principal == Some(true);
+                let bearer = self.grant_bearer(&p.agent, principal, &agent)?;
+                let known = self.dm_grant_of(&bearer)?;
+                let reply = Reply::Granted { bearer, principal };
+                (Command::AdmitDm { bearer, principal, known }, reply)
+            }
+            Request::DmUseGrant(p) => {
+                let to = self.find_agent(&p.agent, &agent)?;
+                let grant = CoseSign1::from_text(&p.grant)
+                    .ok()
+                    .filter(|_| p.grant.len() <= MAX_GRANT_TEXT)
+                    .ok_or_else(|| {
+                        ApiError::new(
+                            "invalid_token",
+                            "that is no grant",
+                            "copy the whole line that dm_admit printed on the other side",
+                        )
+                    })?;
+                (Command::UseDmGrant { to, grant }, Reply::Opened(to))
+            }
+            Request::DmRevoke(p) => {
+                let bearer = self.grant_bearer(&p.agent, false, &agent)?;
+                let Some(token_id) = self.dm_grant_of(&bearer)? else {
+                    let none = types::DmRevoked { bearer: bearer.hex(), revoked: false };
+                    self.answer(conn, id, Ok(none));
+                    return Ok(());
+                };
+                (Command::RevokeDm { bearer, token_id }, Reply::Revoked(bearer))
+            }
             Request::Pending(_) => {
                 let requests = self.pending(&agent);
                 self.answer(conn, id, Ok(types::PendingList { requests }));
@@ -432,7 +466,23 @@ impl Owner {
                 let (_, seq) = self.node.mailbox_position(&agent).unwrap_or_default();
                 self.answer(conn, &id, Ok(types::Acked { seq }));
             }
-            (Reply::Room | Reply::Send(_) | Reply::Attached { .. }, _) => {
+            (Reply::Granted { bearer, principal }, CommandResult::Grant(grant)) => {
+                let admitted = types::DmAdmitted {
+                    bearer: bearer.hex(),
+                    principal,
+                    agent: agent.hex(),
+                    grant: grant.to_text(),
+                };
+                self.answer(conn, &id, Ok(admitted));
+            }
+            (Reply::Opened(with), _) => {
+                self.answer(conn, &id, Ok(types::DmOpened { agent: with.hex() }));
+            }
+            (Reply::Revoked(bearer), _) => {
+                let revoked = types::DmRevoked { bearer: bearer.hex(), revoked: true };
+                self.answer(conn, &id, Ok(revoked));
+            }
+            (Reply::Room | Reply::Send(_) | Reply::Attached { .. } | Reply::Granted { .. }, _) => {
                 self.refuse(conn, &id, ApiError::plain("internal", "no such result"));
             }
         }
@@ -639,6 +689,35 @@ impl Owner {
     }
 
     /// Changes the name of this machine for all its bridges, and in what our agents say.
+    /// Whom a grant is for. A user is no agent, so it has to be named in full.
+    fn grant_bearer(
+        &self,
+        text: &str,
+        principal: bool,
+        viewer: &DeviceId,
+    ) -> Result<DeviceId, ApiError> {
+        if principal && DeviceId::parse(text).is_none() {
+            return Err(ApiError::new(
+                "invalid_device",
+                "a user is named by its full id",
+                "its agents see it with whoami, as Principal",
+            ));
+        }
+        self.find_agent(text, viewer)
+    }
+
+    /// The id of the grant that a device or user has from our user, whichever program issued it.
+    fn dm_grant_of(&self, bearer: &DeviceId) -> Result<Option<[u8; 16]>, ApiError> {
+        let mut entropy =
+            OsEntropy::open().map_err(|error| ApiError::plain("entropy", error.to_string()))?;
+        let now = self.now().unix;
+        let (user, _) = IssuerFile::open(&self.base, IssuerKind::User, now, &mut entropy)
+            .map_err(|error| ApiError::plain(error.code(), error.to_string()))?;
+        let id = user.entry(IssuerTable::IssuedDmGrants, &bearer.hex());
+        let id = id.and_then(Value::as_str).and_then(|id| BASE64.decode(id.as_bytes()).ok());
+        Ok(id.and_then(|id| id.try_into().ok()))
+    }
+
     fn machine_named(&mut self, name: Option<String>) -> Result<types::MachineName, ApiError> {
         let failed = |error: IssuerError| ApiError::plain(error.code(), error.to_string());
         let mut entropy =

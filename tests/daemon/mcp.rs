@@ -501,6 +501,49 @@ async fn a_second_session_of_a_harness_in_one_directory_is_told_who_it_is() {
 }
 
 #[tokio::test]
+async fn a_grant_that_people_hand_on_opens_a_conversation() {
+    let ports = Ports::free();
+    let (here, there) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+    let mut ann = Harness::start(here.home.path(), &here.home.path().join("a"), "codex").await;
+    let mut bob = Harness::start(there.home.path(), &there.home.path().join("b"), "mcp").await;
+    let (ann_id, bob_id) = (ann.id().await, bob.id().await);
+    tokio::join!(here.has_met(&bob_id), there.has_met(&ann_id));
+    let admitted = ann.action(json!({"action": "dm_admit", "target": bob_id})).await;
+    let lines: Vec<&str> = admitted.lines().collect();
+    assert_eq!(lines.len(), 3, "{admitted}");
+    assert!(lines[0].contains(&bob_id), "{admitted}");
+    assert!(lines[1].contains("dm_use_grant") && lines[1].contains(&ann_id), "{admitted}");
+    let grant = lines[2].to_owned();
+    // The user's file has it, as every program of this user reads it.
+    let file = here.home.path().join("agent-comms/user-identity.json");
+    let issued = || -> Value { serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap() };
+    assert!(issued()["issuedDmGrants"][&bob_id].is_string());
+
+    let wrong = json!({"action": "dm_use_grant", "target": ann_id, "grant": "bm90aGluZw"});
+    let (text, error) = bob.tool("agent_comms", wrong).await;
+    assert!(error && text.contains("(invalid_token)"), "{text}");
+    bob.action(json!({"action": "dm_use_grant", "target": ann_id, "grant": grant})).await;
+    let sent = bob.action(json!({"action": "dm", "target": ann_id, "content": "at once"})).await;
+    assert!(sent.contains("delivered"), "{sent}");
+    ann.wait_for("│ at once").await;
+    let pending = ann.action(json!({"action": "room_pending"})).await;
+    assert!(pending.contains("nobody waits"), "{pending}");
+
+    let revoke = json!({"action": "dm_revoke", "target": bob_id});
+    assert!(ann.action(revoke.clone()).await.contains("Withdrew"));
+    assert!(issued()["issuedDmGrants"][&bob_id].is_null());
+    assert!(ann.action(revoke).await.contains("had no grant"));
+    let (text, error) = bob
+        .tool("agent_comms", json!({"action": "dm_use_grant", "target": ann_id, "grant": grant}))
+        .await;
+    assert!(error && text.contains("(grant_rejected)"), "{text}");
+    // A user is named in full.
+    let user = json!({"action": "dm_admit", "target": "bob", "principal": true});
+    let (text, error) = ann.tool("agent_comms", user).await;
+    assert!(error && text.contains("Principal"), "{text}");
+}
+
+#[tokio::test]
 async fn a_long_message_comes_in_parts_and_whole() {
     let daemon = Daemon::start(Ports::free()).await;
     let (mut ann, mut bob) = friends(&daemon).await;

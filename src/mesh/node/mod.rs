@@ -11,6 +11,7 @@ mod control;
 mod dms;
 mod durable;
 mod gossip;
+mod grants;
 mod links;
 mod mailboxes;
 mod port;
@@ -137,6 +138,13 @@ pub enum IdentityChange {
         path: RoomPath,
         /// Member.
         member: DeviceId,
+        /// Token id.
+        token_id: Option<Vec<u8>>,
+    },
+    /// A grant to write to our user's agents was issued (`None`: withdrawn).
+    DmGrant {
+        /// To whom.
+        bearer: DeviceId,
         /// Token id.
         token_id: Option<Vec<u8>>,
     },
@@ -502,7 +510,7 @@ struct HandOver {
 struct Saving {
     answers: Vec<AnswerTo>,
     outcome: Outcome,
-    op: Option<OpId>,
+    op: Option<(OpId, CommandResult)>,
 }
 
 /// The mesh peer of one daemon.

@@ -133,7 +133,7 @@ impl Node {
     }
 
     /// Asks for a change of an identity file; the ticket comes back once it is on disk.
-    fn save_identity(&mut self, device: DeviceId, change: IdentityChange) -> Ticket {
+    pub(super) fn save_identity(&mut self, device: DeviceId, change: IdentityChange) -> Ticket {
         let ticket = Ticket(self.id());
         self.save_begun(ticket);
         self.outputs.push_back(Output::SaveIdentity { ticket, device, change });
@@ -153,8 +153,8 @@ impl Node {
             self.release_waiter(to);
             self.answer(to, held.outcome.clone(), now);
         }
-        if let Some(op) = held.op {
-            self.outputs.push_back(Output::Reply { op, result: Ok(CommandResult::Done) });
+        if let Some((op, result)) = held.op {
+            self.outputs.push_back(Output::Reply { op, result: Ok(result) });
         }
     }
 
@@ -171,6 +171,11 @@ impl Node {
             local,
             IdentityChange::IssuedGrant { path: path.clone(), member, token_id: None },
         );
+        self.announce_revocation(local, entry);
+    }
+
+    /// Takes note of a revocation of our own, and tells everybody.
+    pub(super) fn announce_revocation(&mut self, local: DeviceId, entry: CoseSign1) {
         let remotes: Vec<DeviceId> = self
             .routes
             .range((local, DeviceId([0; 32]))..=(local, DeviceId([255; 32])))
@@ -293,6 +298,7 @@ impl Node {
             return;
         };
         let outcome = self.let_member_in(local, member, path, &token, now);
+        let op = op.map(|op| (op, CommandResult::Done));
         let admitted = Saving { answers, outcome, op };
         match ticket {
             Some(ticket) => {
@@ -1296,7 +1302,7 @@ impl Node {
     }
 
     /// Answers a command unless its time has run out.
-    fn reply_if_open(&mut self, op: OpId, result: Result<CommandResult, CommandError>) {
+    pub(super) fn reply_if_open(&mut self, op: OpId, result: Result<CommandResult, CommandError>) {
         if self.ops.remove(&op).is_some() {
             self.outputs.push_back(Output::Reply { op, result });
         }
