@@ -334,12 +334,14 @@ impl Session {
                 self.show_as(&agent, params, show_history).await
             }
             RoomCommand::Invite(RoomAgentArgs { room: RoomArgs { agent, room }, target }) => {
+                let did = format!("invited {}", escape_untrusted(&target));
                 let params = RoomInviteParams { room, agent: target };
-                self.show_as(&agent, params, show_room).await
+                self.show_as(&agent, params, |room| format!("{did}\n\n{}", show_room(room))).await
             }
             RoomCommand::Kick(RoomAgentArgs { room: RoomArgs { agent, room }, target }) => {
+                let did = format!("removed {}", escape_untrusted(&target));
                 let params = RoomKickParams { room, agent: target };
-                self.show_as(&agent, params, show_room).await
+                self.show_as(&agent, params, |room| format!("{did}\n\n{}", show_room(room))).await
             }
         }
     }

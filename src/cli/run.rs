@@ -196,3 +196,37 @@ pub struct RunOptions {
     #[arg(long)]
     pub check: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_to_try_next_makes_an_agent_before_it_is_written_to() {
+        let text = started(Path::new("/s"), false);
+        let at = |part: &str| text.find(part).unwrap();
+        assert!(at("whoami --as bob") < at("dm --as alice bob"));
+        let json: Value = serde_json::from_str(&started(Path::new("/s"), true)).unwrap();
+        assert_eq!((&json["started"], &json["socket"]), (&Value::Bool(true), &Value::from("/s")));
+    }
+
+    #[test]
+    fn only_flags_that_were_given_can_differ() {
+        let settings = |port: u16, ephemeral: bool| match serde_json::json!({
+            "port": port, "ephemeral": ephemeral, "listen": null, "broadcast": true
+        }) {
+            Value::Object(settings) => settings,
+            other => panic!("{other}"),
+        };
+        let options = RunOptions { port: Some(2), no_broadcast: true, ..RunOptions::default() };
+        let wanted = Map::from_iter(settings(2, true).into_iter().map(|(name, value)| {
+            let value = if name == "broadcast" { Value::Bool(false) } else { value };
+            (name, value)
+        }));
+        let flags = |running| -> Vec<&str> {
+            differing(&options, &wanted, &running).iter().map(|differs| differs.flag).collect()
+        };
+        assert_eq!(flags(settings(1, false)), ["--port", "--no-broadcast"]);
+        assert_eq!(flags(settings(2, false)), ["--no-broadcast"]);
+    }
+}

@@ -852,6 +852,12 @@ async fn leaving_and_destroying_tell_how_the_room_is_afterwards() {
     assert_eq!(asked(&daemon, &["rooms"]).await.stdout, "no rooms\n");
     // A room that its owner leaves goes on while others are in it.
     asked(&daemon, &["room", "create", "--as", "ann", "two"]).await;
+    let ran = asked(&daemon, &["room", "invite", "--as", "ann", "two", "bob"]).await;
+    assert!(ran.stdout.starts_with("invited bob\n\nname "), "{ran:?}");
+    asked(&daemon, &["room", "join", "--as", "bob", "two"]).await;
+    let ran = asked(&daemon, &["room", "kick", "--as", "ann", "two", "bob"]).await;
+    assert!(ran.stdout.starts_with("removed bob\n\nname "), "{ran:?}");
+    asked(&daemon, &["room", "invite", "--as", "ann", "two", "bob"]).await;
     asked(&daemon, &["room", "join", "--as", "bob", "two"]).await;
     let ran = asked(&daemon, &["room", "leave", "--as", "ann", "two"]).await;
     assert!(ran.stdout.contains("still yours"), "{ran:?}");
