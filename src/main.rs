@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use commsd::api::types::ApiError;
-use commsd::cli::run::RunOptions;
+use commsd::cli::run::{self, RunOptions, Running};
 use commsd::cli::{self, Command, Endpoint, Invocation, exit};
+use commsd::daemon::Ran;
 use commsd::daemon::config::{self, Config, ConfigError, Places, Settings};
 use commsd::mcp;
 
@@ -30,21 +31,44 @@ fn main() -> ExitCode {
     };
     match invocation.command {
         Command::Run(RunOptions { check: true, .. }) => cli::print(&config.report(json)),
-        Command::Run(_) => match commsd::daemon::run(&config) {
-            Ok(code) => code,
-            Err(error) => cli::report(&error, json, exit::CONFIG),
-        },
+        Command::Run(options) => {
+            // One that has its socket in the other default place is the daemon of this user all the same.
+            let Config { socket, other_socket, agent_comms_dir, .. } = config.clone();
+            let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
+            let config = Config { socket, ..config };
+            let ran = commsd::daemon::run(&config, move |config| {
+                // A closed terminal is no reason to stop.
+                let _ = cli::print(&run::started(&config.socket, json));
+            });
+            match ran {
+                Ok(Ran::Stopped) => ExitCode::SUCCESS,
+                Ok(Ran::AlreadyRunning(holder)) => {
+                    let sentence = holder.to_string();
+                    let running = Running {
+                        started: false,
+                        pid: holder.pid,
+                        version: holder.version,
+                        socket: holder.socket,
+                        differs: Vec::new(),
+                    };
+                    run::already_running(running, &sentence, &options, &config.settings(), json)
+                }
+                Err(error) => cli::report(&error, json, exit::CONFIG),
+            }
+        }
         Command::Mcp { harness, name, no_start } => {
             let start = if no_start { None } else { start(&invocation.home, &invocation.socket) };
-            let options = mcp::Options { socket: config.socket, start, harness, name };
+            let Config { socket, other_socket, agent_comms_dir, .. } = config;
+            let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
+            let options = mcp::Options { socket, start, harness, name };
             match mcp::run(options) {
                 Ok(code) => code,
                 Err(error) => cli::report(&error, json, exit::FAILED),
             }
         }
         Command::Client(command) => {
-            let Config { socket, agent_comms_dir, .. } = config;
-            cli::execute(command, &Endpoint { socket, agent_comms_dir }, json)
+            let Config { socket, other_socket, agent_comms_dir, .. } = config;
+            cli::execute(command, &Endpoint::find(socket, other_socket, agent_comms_dir), json)
         }
         Command::Completions { .. } | Command::Vault { .. } => ExitCode::SUCCESS,
     }

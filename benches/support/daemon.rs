@@ -152,7 +152,7 @@ pub struct Memory {
 }
 
 pub async fn status(client: &Client) -> Status {
-    client.call(StatusParams { limits: None }).await.unwrap()
+    client.call(StatusParams { limits: None, settings: None }).await.unwrap()
 }
 
 /// Looks until there is something.

@@ -39,6 +39,9 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// another, and waits for the answer each time, is never kept from it by the events behind.
 const NOTIFICATIONS: usize = 10_000;
 
+/// The reason in `closing` of a daemon that goes down.
+const SHUTDOWN: &str = "shutdown";
+
 /// Variables by which a sandbox says that it is one, with what to allow there.
 const SANDBOXES: [(&str, &str); 3] = [
     (
@@ -264,13 +267,26 @@ fn sandbox_advice() -> String {
     }
 }
 
-fn disconnected(reason: Option<&str>) -> ApiError {
-    let why = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-    ApiError::new(
-        ApiError::DISCONNECTED,
-        format!("the daemon closed the connection{why} before it answered"),
-        "try again; see `commsd status` and the daemon's log",
-    )
+/// Why a connection that was up has ended: `reason` is what the daemon said, if it said anything. A
+/// daemon that has stopped is told apart from one that only lets this client go.
+#[must_use]
+pub fn disconnected(reason: Option<&str>) -> ApiError {
+    const START: &str = "start it again with `commsd run`, then repeat the command; \
+                         nothing that was not acknowledged is lost";
+    match reason {
+        Some(SHUTDOWN) => ApiError::new(ApiError::DAEMON_STOPPED, "the daemon has stopped", START),
+        // One that lets a client go says why.
+        None => ApiError::new(
+            ApiError::DAEMON_STOPPED,
+            "the daemon is gone: the connection broke off without a word from it",
+            START,
+        ),
+        Some(reason) => ApiError::new(
+            ApiError::DISCONNECTED,
+            format!("the daemon closed the connection ({reason})"),
+            "repeat the command; nothing that was not acknowledged is lost",
+        ),
+    }
 }
 
 /// Reads and writes until either ends.

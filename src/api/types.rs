@@ -126,6 +126,8 @@ impl ApiError {
     pub const NO_DAEMON: &str = "no_daemon";
     /// The connection ended before the answer came.
     pub const DISCONNECTED: &str = "disconnected";
+    /// The daemon ended while the client was connected (client side).
+    pub const DAEMON_STOPPED: &str = "daemon_stopped";
     /// The request acts as an agent, and the connection has not attached one.
     pub const NOT_ATTACHED: &str = "not_attached";
 
@@ -148,7 +150,7 @@ impl ApiError {
         Self::new(
             Self::INVALID_PARAMS,
             format!("{method}: {what}"),
-            "see docs/interface.md for this method's parameters",
+            "correct it; `commsd COMMAND --help` says what a command takes",
         )
     }
 
@@ -414,6 +416,8 @@ methods! {
     Detach(DetachParams) = "detach" => Done;
     /// State and health of the daemon.
     Status(StatusParams) = "status.get" | "status" => Status;
+    /// Ends the daemon in order. The answer comes first, the end of the connection later.
+    DaemonStop(DaemonStopParams) = "daemon.stop" => Stopping;
     /// The attached agent.
     Whoami(WhoamiParams) = "whoami" => Whoami;
     /// Agents that the caller may see.
@@ -589,7 +593,12 @@ params! {
         ;
         /// List the limits too.
         limits: bool,
+        /// Say what the daemon was told, too.
+        settings: bool,
     }
+
+    /// `daemon.stop`.
+    DaemonStopParams { ; }
 
     /// `whoami`.
     WhoamiParams { ; }
@@ -1120,6 +1129,17 @@ results! {
         /// With `limits` only.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limits: Option<Vec<LimitInfo>>,
+        /// With `settings` only: what `run --check --json` shows.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        settings: Option<Map<String, Value>>,
+    }
+
+    /// `daemon.stop`.
+    Stopping {
+        /// The daemon's process.
+        pid: u32,
+        /// Its program version.
+        version: String,
     }
 
     /// The well-known port.
@@ -1339,6 +1359,9 @@ results! {
     Delivery {
         /// Device id.
         agent: String,
+        /// The recipient's name where known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        agent_name: Option<String>,
         /// How far it is.
         status: DeliveryStatus,
         /// Why it is queued: `timeout`, `not_connected`, `connection_lost`.
@@ -1607,6 +1630,7 @@ mod tests {
             message_id: "1".into(),
             deliveries: vec![Delivery {
                 agent: "a".into(),
+                agent_name: None,
                 status: DeliveryStatus::AwaitingConsent,
                 reason: None,
                 code: None,

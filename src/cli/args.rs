@@ -21,11 +21,12 @@ pub struct Invocation {
     pub home: Option<PathBuf>,
 
     /// The daemon's socket [env: COMMSD_SOCKET] [default: commsd/commsd.sock in the user's runtime
-    /// directory]
+    /// directory, or commsd/run/commsd.sock in the state directory]
     #[arg(long, value_name = "PATH", global = true, help_heading = GLOBAL)]
     pub socket: Option<PathBuf>,
 
-    /// Print JSON, also for errors
+    /// Print the result as JSON, errors too (after `vault` options are its own; help, --version and
+    /// completions stay text)
     #[arg(long, global = true, help_heading = GLOBAL)]
     pub json: bool,
 
@@ -93,7 +94,14 @@ pub enum ClientCommand {
     Agents(SeenBy),
 
     /// List rooms
-    Rooms(SeenBy),
+    Rooms {
+        /// Whose view
+        #[command(flatten)]
+        agent: SeenBy,
+        /// Show whole paths, which tell rooms of one name apart
+        #[arg(long)]
+        long: bool,
+    },
 
     /// Create, join, read and run a room
     #[command(subcommand)]
@@ -211,6 +219,11 @@ pub enum ClientCommand {
 
     /// Check the installation and say what to do
     Doctor,
+
+    /// End the daemon in order, and wait until it has ended
+    ///
+    /// A running `commsd mcp` starts it again; end the harness first, or give it --no-start.
+    Stop,
 }
 
 /// What can be done with one room.
@@ -233,7 +246,10 @@ pub enum RoomCommand {
     },
     /// Join a room
     Join(RoomArgs),
-    /// Leave a room
+    /// Leave a room, or decline an invitation
+    ///
+    /// A room that its owner leaves as the last one ends; while others are in it, it stays and is
+    /// still the owner's.
     Leave(RoomArgs),
     /// Show a room with its members
     Members(RoomArgs),

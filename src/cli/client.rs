@@ -10,21 +10,30 @@ use serde::Serialize;
 use super::args::{
     AsAgent, ChangeArgs, ClientCommand, RoomAgentArgs, RoomArgs, RoomCommand, SeenBy, WhichRequest,
 };
-use super::output::{duration, event_line, fields, json_line, short, table, write_out};
+use super::output::{
+    duration, event_text, fields, json_line, message_lines, room_label, short, table, write_out,
+};
 use super::{Endpoint, doctor, exit};
-use crate::api::client::{Client, Notification, Notifications};
+use crate::api::client::{Client, Notification, Notifications, disconnected};
+use crate::api::tool::render::device;
 use crate::api::types::{
     AcceptParams, Acked, ActionParams, AgentInfo, AgentList, AgentStatus, AgentsParams, Answered,
-    ApiError, AttachParams, Call, DeliveryStatus, DmParams, EventsAckParams, EventsSubscribeParams,
-    History, Inbox, InboxParams, Label, Logs, LogsParams, MAX_TEXT_BYTES, PendingList,
-    PendingParams, RejectParams, Room, RoomCreateParams, RoomDestroyParams, RoomHistoryParams,
-    RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomList, RoomMembersParams,
-    RoomsParams, SendParams, SendResult, Status, StatusParams, Text, UpdateParams, Whoami,
-    WhoamiParams,
+    ApiError, AttachParams, Call, DaemonStopParams, DeliveryStatus, DmParams, EventsAckParams,
+    EventsSubscribeParams, History, Inbox, InboxParams, Label, Logs, LogsParams, MAX_TEXT_BYTES,
+    PendingKind, PendingList, PendingParams, PendingRequest, RejectParams, Room, RoomCreateParams,
+    RoomDestroyParams, RoomHistoryParams, RoomInfo, RoomInviteParams, RoomJoinParams,
+    RoomKickParams, RoomLeaveParams, RoomList, RoomMembersParams, RoomsParams, SendParams,
+    SendResult, Status, StatusParams, Stopping, Text, UpdateParams, Whoami, WhoamiParams,
 };
+use crate::codec::text::{escape_untrusted, truncate_chars};
+use crate::identity::process::{Liveness, Processes as _, SystemProcesses};
 
 /// What the daemon is told this program is.
 pub(super) const PROGRAM: &str = "commsd-cli";
+/// How long a daemon may take to end: more than it gives itself for peers, links and the store; and
+/// the pause between two looks.
+const STOP_WITHIN: Duration = Duration::from_secs(20);
+const STOP_POLL: Duration = Duration::from_millis(20);
 /// The harness of agents that shells and scripts use.
 const HARNESS: &str = "cli";
 
@@ -51,20 +60,29 @@ impl From<io::Error> for Failure {
 
 type Done = Result<u8, Failure>;
 
-/// Puts what stdin says in the place of a message or call that is `-`.
+/// Puts what stdin says in the place of a message or call that is `-`, and looks whether the daemon
+/// could take it at all.
+///
+/// # Errors
+/// `stdin`; `invalid_params` for what cannot be sent, as it would be without a daemon.
 pub(super) fn with_stdin(
     mut command: ClientCommand,
     stdin: impl Read,
 ) -> Result<ClientCommand, ApiError> {
-    let text = match &mut command {
+    match &mut command {
         ClientCommand::Send { message, .. } | ClientCommand::Dm { message, .. } => {
-            &mut message.text
+            if message.text == "-" {
+                message.text = read_text(stdin)?;
+            }
+            text(message.text.clone())?;
         }
-        ClientCommand::Action { call, .. } => call,
-        _ => return Ok(command),
-    };
-    if text == "-" {
-        *text = read_text(stdin)?;
+        ClientCommand::Action { call, .. } => {
+            if call == "-" {
+                *call = read_text(stdin)?;
+            }
+            tool_call(call)?;
+        }
+        _ => {}
     }
     Ok(command)
 }
@@ -100,7 +118,7 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
     let session = Session { client, json };
     match command {
         ClientCommand::Status { limits } => {
-            let params = StatusParams { limits: limits.then_some(true) };
+            let params = StatusParams { limits: limits.then_some(true), settings: None };
             session.show(params, show_status).await
         }
         ClientCommand::Whoami { agent } => {
@@ -110,9 +128,9 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
             session.attach_if(name).await?;
             session.show(AgentsParams {}, show_agents).await
         }
-        ClientCommand::Rooms(SeenBy { name }) => {
+        ClientCommand::Rooms { agent: SeenBy { name }, long } => {
             session.attach_if(name).await?;
-            session.show(RoomsParams {}, show_rooms).await
+            session.show(RoomsParams {}, |list| show_rooms(list, long)).await
         }
         ClientCommand::Room(command) => session.room(command).await,
         ClientCommand::Send { agent, room, message } => {
@@ -168,6 +186,7 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
             session.show_as(&agent, params, show_whoami).await
         }
         ClientCommand::Action { agent, call } => session.action(&agent, &call).await,
+        ClientCommand::Stop => session.stop(notifications).await,
         ClientCommand::Logs { follow } => session.logs(follow, notifications).await,
         ClientCommand::Doctor => Ok(exit::DONE),
     }
@@ -175,6 +194,17 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
 
 fn text(text: String) -> Result<Text, ApiError> {
     Text::try_from(text).map_err(|what| ApiError::invalid_params("TEXT", what))
+}
+
+/// A call of the tool as JSON.
+fn tool_call(call: &str) -> Result<ActionParams, ApiError> {
+    serde_json::from_str(call).map(ActionParams).map_err(|error| {
+        ApiError::new(
+            ApiError::INVALID_PARAMS,
+            format!("the call is no JSON object: {error}"),
+            "e.g. commsd action --as NAME '{\"action\": \"whoami\"}'",
+        )
+    })
 }
 
 /// `(id, room, requester)`: one argument is an id, two are a room and who asks.
@@ -193,7 +223,8 @@ struct Session {
 
 impl Session {
     /// Makes the connection the agent, or fails: acting as somebody else would be worse.
-    async fn attach(&self, agent: &AsAgent) -> Result<(), Failure> {
+    /// Answers its id.
+    async fn attach(&self, agent: &AsAgent) -> Result<String, Failure> {
         let cwd = std::env::current_dir().map_err(|error| {
             let what = format!("cannot tell the working directory: {error}");
             ApiError::new("cwd", what, "change into a directory that exists")
@@ -212,7 +243,7 @@ impl Session {
         };
         let attached = self.client.call(params).await?;
         match attached.reason {
-            None => Ok(()),
+            None => Ok(attached.agent),
             Some(reason) => Err(Failure::Api(ApiError::new(
                 "agent_in_use",
                 format!("cannot act as {}: {reason}", agent.name),
@@ -224,7 +255,7 @@ impl Session {
     async fn attach_if(&self, name: Option<Label>) -> Result<(), Failure> {
         match name {
             None => Ok(()),
-            Some(name) => self.attach(&AsAgent { name }).await,
+            Some(name) => self.attach(&AsAgent { name }).await.map(drop),
         }
     }
 
@@ -255,22 +286,19 @@ impl Session {
         Ok(write_out(&text)?)
     }
 
-    /// A message that somebody refused, or that is lost, is a failure; a waiting one is not.
     /// The tool, word for word; what was not done is exit code 1.
     async fn action(&self, agent: &AsAgent, call: &str) -> Done {
-        let call = serde_json::from_str(call).map_err(|error| {
-            ApiError::new(
-                ApiError::INVALID_PARAMS,
-                format!("the call is no JSON object: {error}"),
-                "e.g. commsd action --as NAME '{\"action\": \"whoami\"}'",
-            )
-        })?;
+        let call = tool_call(call)?;
         self.attach(agent).await?;
-        let result = self.client.call(ActionParams(call)).await?;
-        self.print(&result, |result| result.content.clone())?;
+        let result = self.client.call(call).await?;
+        self.print(&result, |result| {
+            let end = if result.content.ends_with('\n') { "" } else { "\n" };
+            format!("{}{end}", result.content)
+        })?;
         Ok(if result.is_error { exit::FAILED } else { exit::DONE })
     }
 
+    /// A message that somebody refused, or that is lost, is a failure; a waiting one is not.
     fn sent(&self, result: SendResult) -> Done {
         self.print(&result, show_sent)?;
         let lost = result.deliveries.iter().any(|delivery| {
@@ -292,27 +320,57 @@ impl Session {
                 self.show_as(&agent, RoomJoinParams { room }, show_room).await
             }
             RoomCommand::Leave(RoomArgs { agent, room }) => {
-                self.show_as(&agent, RoomLeaveParams { room, reason: None }, show_room).await
+                let me = self.attach(&agent).await?;
+                self.show(RoomLeaveParams { room, reason: None }, |room| show_left(room, &me)).await
             }
             RoomCommand::Members(RoomArgs { agent, room }) => {
                 self.show_as(&agent, RoomMembersParams { room }, show_room).await
             }
             RoomCommand::Destroy(RoomArgs { agent, room }) => {
-                self.show_as(&agent, RoomDestroyParams { room }, show_room).await
+                self.show_as(&agent, RoomDestroyParams { room }, show_destroyed).await
             }
             RoomCommand::History { room: RoomArgs { agent, room }, since, limit } => {
                 let params = RoomHistoryParams { room, since, limit };
                 self.show_as(&agent, params, show_history).await
             }
             RoomCommand::Invite(RoomAgentArgs { room: RoomArgs { agent, room }, target }) => {
+                let did = format!("invited {}", escape_untrusted(&target));
                 let params = RoomInviteParams { room, agent: target };
-                self.show_as(&agent, params, show_room).await
+                self.show_as(&agent, params, |room| format!("{did}\n\n{}", show_room(room))).await
             }
             RoomCommand::Kick(RoomAgentArgs { room: RoomArgs { agent, room }, target }) => {
+                let did = format!("removed {}", escape_untrusted(&target));
                 let params = RoomKickParams { room, agent: target };
-                self.show_as(&agent, params, show_room).await
+                self.show_as(&agent, params, |room| format!("{did}\n\n{}", show_room(room))).await
             }
         }
+    }
+
+    /// Asks the daemon to end and waits until it has: a new one can be started then.
+    async fn stop(&self, mut notifications: Notifications) -> Done {
+        let stopping: Stopping = self.client.call(DaemonStopParams {}).await?;
+        let ended = async {
+            while notifications.recv().await.is_some() {}
+            // Behind its last word it writes the store's.
+            while SystemProcesses.probe(stopping.pid) != Liveness::Dead {
+                tokio::time::sleep(STOP_POLL).await;
+            }
+        };
+        if tokio::time::timeout(STOP_WITHIN, ended).await.is_err() {
+            return Err(Failure::Api(ApiError::new(
+                "still_stopping",
+                format!(
+                    "the daemon, process {}, has not ended within {} s",
+                    stopping.pid,
+                    STOP_WITHIN.as_secs()
+                ),
+                "see its log; a second signal (kill PID, twice) ends it at once",
+            )));
+        }
+        self.print(&stopping, |Stopping { pid, version }| {
+            format!("commsd {version}, process {pid}, has stopped\n")
+        })?;
+        Ok(exit::DONE)
     }
 
     /// Prints everything that the daemon keeps, and then what comes.
@@ -341,17 +399,8 @@ impl Session {
                 Notification::Event(_) | Notification::Change(_) => {}
             }
         }
-        Err(ended(reason))
+        Err(disconnected(reason.as_deref()).into())
     }
-}
-
-fn ended(reason: Option<String>) -> Failure {
-    let why = reason.map(|why| format!(" ({why})")).unwrap_or_default();
-    Failure::Api(ApiError::new(
-        ApiError::DISCONNECTED,
-        format!("the daemon closed the connection{why}"),
-        "run the command again; nothing that was not printed is lost",
-    ))
 }
 
 /// Prints events until the connection ends and acknowledges what has been printed. One
@@ -374,7 +423,7 @@ async fn listen(client: &Client, mut notifications: Notifications) -> Done {
                 acking = None;
             }
             notification = notifications.recv() => match notification {
-                None => return Err(ended(reason)),
+                None => return Err(disconnected(reason.as_deref()).into()),
                 Some(Notification::Event(event)) => {
                     write_out(&json_line(&event))?;
                     printed = event.seq;
@@ -404,7 +453,7 @@ fn show_status(status: &Status) -> String {
         None => "none".into(),
         Some(holder) => {
             let coordinator = &status.coordinator;
-            format!("{holder}, term {}, {}", coordinator.term, held(coordinator.held))
+            format!("{}, term {}, {}", short(holder), coordinator.term, held(coordinator.held))
         }
     };
     let oldest = status.queues.oldest_ms.map(|ms| format!(", oldest {}", duration(ms)));
@@ -442,20 +491,18 @@ fn show_status(status: &Status) -> String {
         .collect();
     out += "\n";
     out += &table_or(["PEER", "ADDRESS", "SESSIONS", "PLACE", "SINCE"], &peers, "no peers");
-    let health: Vec<_> = status
-        .health
-        .iter()
-        .map(|health| {
-            [
-                health.severity.to_string(),
-                health.code.clone(),
-                health.text.clone(),
-                health.todo.clone().unwrap_or_default(),
-            ]
-        })
-        .collect();
     out += "\n";
-    out += &table_or(["SEVERITY", "CONDITION", "WHAT", "TO DO"], &health, "healthy");
+    if status.health.is_empty() {
+        out += "healthy\n";
+    }
+    // Sentences, which no column would hold.
+    for health in &status.health {
+        let line = format!("{} {}: {}", health.severity, health.code, health.text);
+        out += &format!("{}\n", escape_untrusted(&line));
+        if let Some(todo) = &health.todo {
+            out += &format!("  -> {}\n", escape_untrusted(todo));
+        }
+    }
     if let Some(limits) = &status.limits {
         let limits: Vec<_> = limits
             .iter()
@@ -484,7 +531,7 @@ fn show_whoami(whoami: &Whoami) -> String {
         ("status", whoami.status.to_string()),
         ("visibility", whoami.visibility.to_string()),
         ("tags", list(&whoami.tags)),
-        ("rooms", list(&whoami.rooms)),
+        ("rooms", list(&whoami.rooms.iter().map(|path| room_label(path)).collect::<Vec<_>>())),
         ("principal", optional(&whoami.principal)),
         ("machine", optional(&whoami.machine)),
         ("version", whoami.version.clone()),
@@ -515,38 +562,46 @@ fn show_agents(list: &AgentList) -> String {
     table_or(["ID", "NAME", "HARNESS", "STATUS", "MACHINE", "CWD"], &rows, "no agents")
 }
 
-fn show_rooms(list: &RoomList) -> String {
-    let rows: Vec<_> = list
-        .rooms
-        .iter()
-        .map(|room| {
-            [
-                if room.joined { "*".into() } else { String::new() },
-                room.r#type.to_string(),
-                room.name.clone(),
-                room.members.to_string(),
-                room.path.clone(),
-                room.description.clone(),
-            ]
-        })
-        .collect();
-    table_or(["IN", "TYPE", "NAME", "MEMBERS", "PATH", "DESCRIPTION"], &rows, "no rooms")
+fn show_rooms(list: &RoomList, long: bool) -> String {
+    let mark = |room: &RoomInfo| if room.joined { "*".into() } else { String::new() };
+    if long {
+        let row = |room: &RoomInfo| {
+            let (kind, members) = (room.r#type.to_string(), room.members.to_string());
+            [mark(room), kind, members, room.path.clone(), room.description.clone()]
+        };
+        let rows: Vec<_> = list.rooms.iter().map(row).collect();
+        return table_or(["IN", "TYPE", "MEMBERS", "PATH", "DESCRIPTION"], &rows, "no rooms");
+    }
+    let row = |room: &RoomInfo| {
+        let (kind, members) = (room.r#type.to_string(), room.members.to_string());
+        let description = brief(&room.description);
+        [mark(room), kind, room.name.clone(), members, short(&room.owner), description]
+    };
+    let rows: Vec<_> = list.rooms.iter().map(row).collect();
+    table_or(["IN", "TYPE", "NAME", "MEMBERS", "OWNER", "DESCRIPTION"], &rows, "no rooms")
+}
+
+/// The beginning of a description, so that a row stays a line.
+fn brief(text: &str) -> String {
+    const MAX: usize = 24;
+    let cut = truncate_chars(text, MAX);
+    if cut.len() < text.len() { format!("{cut}…") } else { text.to_owned() }
 }
 
 fn show_room(room: &Room) -> String {
     if let Some(status) = room.status {
         let waits = "the owner has to decide; a join_outcome event will tell";
         return fields(&[
-            ("path", room.path.clone()),
+            ("room", room.name.clone()),
             ("status", status.to_string()),
             ("", waits.into()),
         ]);
     }
+    let owner = room.members.iter().find(|member| member.id == room.owner);
     let mut out = fields(&[
-        ("path", room.path.clone()),
         ("name", room.name.clone()),
         ("type", room.r#type.to_string()),
-        ("owner", room.owner.clone()),
+        ("owner", device(owner.and_then(|owner| owner.name.as_deref()), &room.owner)),
         ("description", room.description.clone()),
     ]);
     let members: Vec<_> = room
@@ -565,21 +620,31 @@ fn show_room(room: &Room) -> String {
     out
 }
 
+/// What leaving has done; `me` has left.
+fn show_left(room: &Room, me: &str) -> String {
+    let mut out = format!("left {}\n", escape_untrusted(&room.name));
+    match (room.owner == me, room.members.is_empty()) {
+        (false, _) => {}
+        (true, true) => out += "nobody else was in it, so the room has ended\n",
+        (true, false) => out += "the others stay in it, and it is still yours\n",
+    }
+    out
+}
+
+fn show_destroyed(room: &Room) -> String {
+    format!("destroyed {}\n", escape_untrusted(&room.name))
+}
+
 fn show_history(history: &History) -> String {
-    let rows: Vec<_> = history
-        .messages
-        .iter()
-        .map(|message| {
-            [
-                message.seq.to_string(),
-                message.at.0.iso(),
-                short(&message.from),
-                message.from_name.clone().unwrap_or_default(),
-                message.text.clone(),
-            ]
-        })
-        .collect();
-    let mut out = table_or(["SEQ", "AT", "FROM", "NAME", "TEXT"], &rows, "no messages");
+    let lines = history.messages.iter().map(|message| {
+        let author = device(message.from_name.as_deref(), &message.from);
+        let head = format!("{}  {}  {author}: ", message.seq, message.at.0.iso());
+        message_lines(&head, &message.text)
+    });
+    let mut out: String = lines.collect();
+    if history.messages.is_empty() {
+        out += "no messages\n";
+    }
     if let (true, Some(last)) = (history.more, history.messages.last()) {
         out += &format!("more follow: --since {}\n", last.seq);
     }
@@ -593,11 +658,27 @@ fn show_sent(sent: &SendResult) -> String {
         .iter()
         .map(|delivery| {
             let why = delivery.code.as_ref().or(delivery.reason.as_ref());
-            [short(&delivery.agent), delivery.status.to_string(), why.cloned().unwrap_or_default()]
+            [
+                short(&delivery.agent),
+                delivery.agent_name.clone().unwrap_or_default(),
+                delivery.status.to_string(),
+                why.cloned().unwrap_or_default(),
+            ]
         })
         .collect();
-    out += &table_or(["AGENT", "DELIVERY", "WHY"], &rows, "nobody to deliver to");
+    out += &table_or(["AGENT", "NAME", "DELIVERY", "WHY"], &rows, "nobody to deliver to");
     out
+}
+
+/// What a request is for: a conversation, a room, or this machine.
+fn wanted(request: &PendingRequest) -> String {
+    let name = request.requester_name.clone().unwrap_or_else(|| short(&request.requester));
+    match (request.kind, &request.room) {
+        (PendingKind::Dm, _) => format!("DM with {name}"),
+        (PendingKind::Mesh, _) => "this machine".into(),
+        (_, Some(room)) => room_label(room),
+        (_, None) => String::new(),
+    }
 }
 
 fn show_pending(list: &PendingList) -> String {
@@ -608,14 +689,14 @@ fn show_pending(list: &PendingList) -> String {
             [
                 request.id.clone(),
                 request.kind.to_string(),
-                request.requester.clone(),
+                short(&request.requester),
                 request.requester_name.clone().unwrap_or_default(),
                 request.at.0.iso(),
-                request.room.clone().unwrap_or_default(),
+                wanted(request),
             ]
         })
         .collect();
-    table_or(["ID", "KIND", "REQUESTER", "NAME", "AT", "ROOM"], &rows, "nothing is waiting")
+    table_or(["ID", "KIND", "REQUESTER", "NAME", "AT", "FOR"], &rows, "nothing is waiting")
 }
 
 fn show_answered(answered: &Answered) -> String {
@@ -624,13 +705,13 @@ fn show_answered(answered: &Answered) -> String {
     fields(&[
         (verb, request.id.clone()),
         ("kind", request.kind.to_string()),
-        ("requester", request.requester.clone()),
-        ("room", request.room.clone().unwrap_or_default()),
+        ("requester", device(request.requester_name.as_deref(), &request.requester)),
+        ("for", wanted(request)),
     ])
 }
 
 fn show_inbox(inbox: &Inbox) -> String {
-    let mut out: String = inbox.events.iter().map(event_line).collect();
+    let mut out: String = inbox.events.iter().map(event_text).collect();
     if inbox.events.is_empty() {
         out += "no events\n";
     }
@@ -666,7 +747,8 @@ mod tests {
         long.push(b'x');
         assert_eq!(said(send("-"), &long).unwrap_err().code, ApiError::INVALID_PARAMS);
         assert_eq!(said(send("-"), &[0xff]).unwrap_err().code, "stdin");
-        // Never more than it must.
-        assert!(said(send("-"), b"").unwrap().is_empty());
+        // What is no message is told before anybody is asked.
+        assert_eq!(said(send("-"), b"").unwrap_err().code, ApiError::INVALID_PARAMS);
+        assert_eq!(said(send(""), b"").unwrap_err().code, ApiError::INVALID_PARAMS);
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::client::{Failure, PROGRAM};
 use super::output::{json_line, table, write_out};
@@ -24,10 +24,19 @@ const MAX_FILES: usize = 10_000;
 #[derive(Debug, Serialize)]
 struct Finding {
     code: String,
-    /// Absent when all is well.
+    /// None when all is well, which reads `ok`.
+    #[serde(serialize_with = "ok_or_severity")]
     severity: Option<Severity>,
     text: String,
     todo: Option<String>,
+}
+
+fn result(severity: Option<Severity>) -> &'static str {
+    severity.map_or("ok", Severity::as_str)
+}
+
+fn ok_or_severity<S: Serializer>(severity: &Option<Severity>, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(result(*severity))
 }
 
 #[derive(Debug, Serialize)]
@@ -59,6 +68,7 @@ pub(super) async fn run(endpoint: &Endpoint, json: bool) -> Result<u8, Failure> 
         key_files(&endpoint.agent_comms_dir),
         descriptors(rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum),
     ];
+    findings.extend(endpoint.instead_of.as_deref().map(|default| elsewhere(endpoint, default)));
     match ask(&endpoint.socket).await {
         Err(error) => findings.push(unreachable(error)),
         Ok((version, status)) => findings.extend(daemon(&version, &status)),
@@ -72,7 +82,7 @@ pub(super) async fn run(endpoint: &Endpoint, json: bool) -> Result<u8, Failure> 
 
 async fn ask(socket: &Path) -> Result<(String, Status), ApiError> {
     let (client, _) = Client::connect(socket, PROGRAM).await?;
-    let status = client.call(StatusParams { limits: None }).await?;
+    let status = client.call(StatusParams { limits: None, settings: None }).await?;
     Ok((client.hello().version.clone(), status))
 }
 
@@ -83,6 +93,20 @@ fn unreachable(error: ApiError) -> Finding {
         text: error.message,
         todo: error.todo,
     }
+}
+
+/// The daemon is found, and programs that know only one place do not find it.
+fn elsewhere(endpoint: &Endpoint, default: &Path) -> Finding {
+    bad(
+        "socket_elsewhere",
+        Severity::Warning,
+        format!(
+            "nobody answers at {}; the daemon was started without XDG_RUNTIME_DIR and is asked at {}",
+            default.display(),
+            endpoint.socket.display()
+        ),
+        "nothing must be done; `commsd stop` and `commsd run` from here move it",
+    )
 }
 
 /// What the daemon says of itself.
@@ -177,7 +201,7 @@ fn descriptors(maximum: Option<u64>) -> Finding {
 fn human(report: &Report) -> String {
     let mut rows = Vec::new();
     for Finding { code, severity, text, todo } in &report.findings {
-        rows.push([severity.map_or("ok", Severity::as_str).into(), code.clone(), text.clone()]);
+        rows.push([result(*severity).into(), code.clone(), text.clone()]);
         rows.extend(todo.iter().map(|todo| [String::new(), String::new(), format!("-> {todo}")]));
     }
     table(["RESULT", "CHECK", "WHAT"], &rows)

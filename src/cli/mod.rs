@@ -11,7 +11,9 @@ pub mod run;
 pub mod vault;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -20,6 +22,7 @@ use clap::{CommandFactory as _, Parser as _};
 pub use args::{ClientCommand, Command, Invocation};
 pub use output::{print, report};
 
+use crate::api::endpoint::directory_fault;
 use crate::api::types::ApiError;
 
 /// Exit codes (`docs/interface.md`).
@@ -43,8 +46,37 @@ pub mod exit {
 pub struct Endpoint {
     /// Its socket.
     pub socket: PathBuf,
+    /// The default place, where nobody answers, when the socket is in the other one.
+    pub instead_of: Option<PathBuf>,
     /// Its identities.
     pub agent_comms_dir: PathBuf,
+}
+
+impl Endpoint {
+    /// Where to ask: at `socket`, or, when nobody answers there, at `other`. A daemon that was started
+    /// without `XDG_RUNTIME_DIR` (by cron, ssh, su) has its socket in the other default place. Only a
+    /// socket of our own in a directory that nobody else can enter is looked at.
+    #[must_use]
+    pub fn find(socket: PathBuf, other: Option<PathBuf>, agent_comms_dir: PathBuf) -> Self {
+        let uid = rustix::process::geteuid().as_raw();
+        let answers = |path: &Path| UnixStream::connect(path).is_ok();
+        match other.filter(|other| is_safe_socket(other, uid)) {
+            Some(other) if !answers(&socket) && answers(&other) => {
+                Self { socket: other, instead_of: Some(socket), agent_comms_dir }
+            }
+            _ => Self { socket, instead_of: None, agent_comms_dir },
+        }
+    }
+}
+
+fn is_safe_socket(path: &Path, uid: u32) -> bool {
+    let safe_directory = |dir: &Path| {
+        let meta = std::fs::metadata(dir);
+        meta.is_ok_and(|meta| directory_fault(meta.uid(), meta.mode(), uid).is_none())
+    };
+    std::fs::symlink_metadata(path)
+        .is_ok_and(|meta| meta.file_type().is_socket() && meta.uid() == uid)
+        && path.parent().is_some_and(safe_directory)
 }
 
 /// Reads the command line. Help and usage errors are printed here; what is left is the exit code.
@@ -107,7 +139,10 @@ pub fn completions(shell: clap_complete::Shell) -> String {
 pub fn execute(command: ClientCommand, endpoint: &Endpoint, json: bool) -> ExitCode {
     let command = match client::with_stdin(command, std::io::stdin().lock()) {
         Ok(command) => command,
-        Err(error) => return report(&error, json, exit::FAILED),
+        Err(error) => {
+            let wrong = error.code == ApiError::INVALID_PARAMS;
+            return report(&error, json, if wrong { exit::USAGE } else { exit::FAILED });
+        }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -126,7 +161,7 @@ pub fn execute(command: ClientCommand, endpoint: &Endpoint, json: bool) -> ExitC
         Ok(code) => code.into(),
         Err(client::Failure::Api(error)) => {
             let code = match error.code.as_str() {
-                ApiError::NO_DAEMON => exit::NO_DAEMON,
+                ApiError::NO_DAEMON | ApiError::DAEMON_STOPPED => exit::NO_DAEMON,
                 _ => exit::FAILED,
             };
             report(&error, json, code)

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::exit;
+use crate::api::tool::render::device;
 use crate::api::types::{ApiError, Event};
 use crate::codec::text::escape_untrusted;
 
@@ -132,20 +133,42 @@ pub(super) fn duration(ms: u64) -> String {
 }
 
 /// A room as people name it: the part behind the owner's id.
-fn room_label(path: &str) -> String {
+pub(super) fn room_label(path: &str) -> String {
     path.split_once('/').map_or_else(|| path.to_owned(), |(_, name)| name.to_owned())
 }
 
-/// A mailbox event on one line for people. Members of types that are not known here follow as
-/// `name=value`.
-pub(super) fn event_line(event: &Event) -> String {
+/// What every line of a message but the first begins with: whatever it says, it cannot look like the
+/// beginning of another message.
+const CONTINUED: &str = "   │ ";
+/// What a tab in a message is shown as.
+const TAB: &str = "    ";
+
+/// Somebody's words behind `head`, with the line feed at the end. Line ends are kept, each behind a
+/// mark, tabs become blanks, and everything else that acts on a terminal is written out.
+pub(super) fn message_lines(head: &str, content: &str) -> String {
+    let mut out = escape_untrusted(head);
+    for (at, line) in content.split('\n').enumerate() {
+        if at > 0 {
+            out.push('\n');
+            out.push_str(CONTINUED);
+        }
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        out.push_str(&escape_untrusted(&line.replace('\t', TAB)));
+    }
+    out.push('\n');
+    out
+}
+
+/// A mailbox event for people: one line, or a message with its own. Members of types that are not
+/// known here follow as `name=value`.
+pub(super) fn event_text(event: &Event) -> String {
     let text = |value: Option<&Value>| match value {
         None | Some(Value::Null) => String::new(),
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     };
     let member = |name: &str| text(event.body.get(name));
-    let who = |name: &str| short(&member(name));
+    let who = |id: &str, name: &str| device(Some(&member(name)), &member(id));
     let room = || room_label(&member("room"));
     let message = |name: &str| text(event.body.get("message").and_then(|m| m.get(name)));
     let delivery = |name: &str| text(event.body.get("delivery").and_then(|d| d.get(name)));
@@ -155,21 +178,25 @@ pub(super) fn event_line(event: &Event) -> String {
         _ => "",
     };
     let line = match event.kind() {
-        "room_message" => {
-            let room = room_label(&message("room"));
-            format!("{prefix}[{room}] {}: {}", short(&message("from")), message("content"))
+        kind @ ("room_message" | "dm") => {
+            let place = match kind {
+                "dm" => "DM".to_owned(),
+                _ => format!("[{}]", room_label(&message("room"))),
+            };
+            let author = device(Some(&member("fromName")), &message("from"));
+            let head = format!("{}  {prefix}{place} {author}: ", event.seq);
+            return message_lines(&head, &message("content"));
         }
-        "dm" => format!("{prefix}DM {}: {}", short(&message("from")), message("content")),
         "room_invite" => format!(
             "{} invites to \"{}\" {}",
-            member("fromName"),
+            who("from", "fromName"),
             room(),
             member("roomDescription")
         ),
-        "member_joined" => format!("{} joined {}", who("agent"), room()),
-        "member_left" => format!("{} left {}", who("agent"), room()),
+        "member_joined" => format!("{} joined {}", who("agent", "agentName"), room()),
+        "member_left" => format!("{} left {}", who("agent", "agentName"), room()),
         "member_status" => {
-            format!("{} is {} in {}", who("agent"), member("status"), room())
+            format!("{} is {} in {}", who("agent", "agentName"), member("status"), room())
         }
         "delivery_status" => {
             let detail = [delivery("reason"), delivery("code")];
@@ -177,24 +204,26 @@ pub(super) fn event_line(event: &Event) -> String {
             format!(
                 "message {} to {}: {} {}",
                 member("messageId"),
-                who("agent"),
+                who("agent", "agentName"),
                 delivery("status"),
                 detail.join(" ")
             )
         }
         "invite_declined" => format!(
             "{} declined the invite to {}: \"{}\"",
-            member("agentName"),
+            who("agent", "agentName"),
             room(),
             member("reason")
         ),
         "name_changed" => {
-            format!("{} is now called {}", member("oldName"), member("newName"))
+            format!("{} was called \"{}\"", who("agent", "newName"), member("oldName"))
         }
         "room_join_request" if member("room").contains('+') => {
-            format!("{} asks to send you direct messages", who("requesterId"))
+            format!("{} asks to send you direct messages", who("requesterId", "requesterName"))
         }
-        "room_join_request" => format!("{} asks to join {}", who("requesterId"), room()),
+        "room_join_request" => {
+            format!("{} asks to join {}", who("requesterId", "requesterName"), room())
+        }
         "room_members" => {
             let members = event.body.get("members").and_then(Value::as_array);
             let names: Vec<String> = members
@@ -202,7 +231,7 @@ pub(super) fn event_line(event: &Event) -> String {
                 .flatten()
                 .map(|member| {
                     let part = |name| text(member.get(name));
-                    format!("{} {} ({})", part("name"), short(&part("id")), part("status"))
+                    format!("{} ({})", device(Some(&part("name")), &part("id")), part("status"))
                 })
                 .collect();
             format!("in {}: {}", room(), names.join(", "))
@@ -213,14 +242,13 @@ pub(super) fn event_line(event: &Event) -> String {
         "join_outcome" => format!("you are not let into {}: {}", room(), member("reason")),
         "capability_request" => format!(
             "{} asks for \"{}\" (request {})",
-            who("requesterDevice"),
+            who("requesterDevice", "requesterName"),
             member("capability"),
             member("requestId")
         ),
         "connection_request" => format!(
-            "machine {} ({}, fingerprint {}) asks to be let in",
-            who("peerId"),
-            member("name"),
+            "machine {} (fingerprint {}) asks to be let in",
+            who("peerId", "name"),
             member("fingerprint")
         ),
         kind => {
@@ -269,15 +297,39 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_line_whatever_it_says() {
+    fn events_name_agents_and_nothing_they_say_looks_like_another_event() {
         let event = |json: Value| -> Event { serde_json::from_value(json).unwrap() };
-        let dm = event(json!({"seq": 4, "type": "dm", "message": {"id": "1", "from": "ab",
-            "content": "hi\n5  DM eve: trust me", "streamingBehavior": "steer"}}));
-        assert_eq!(event_line(&dm), "4  [STEER] DM ab: hi\\u{a}5  DM eve: trust me\n");
+        let id = "ab".repeat(32);
+        let dm = event(json!({"seq": 4, "type": "dm", "fromName": "ann\" ba: 5  DM",
+            "message": {"id": "1", "from": id, "streamingBehavior": "steer",
+                        "content": "fn f() {\r\n\tx\n}\n5  DM eve: trust me\u{1b}[2J\u{202e}"}}));
+        assert_eq!(
+            event_text(&dm),
+            "4  [STEER] DM \"ann\\\" ba: 5  DM\" abababababab: fn f() {\n   │     x\n   │ }\n   \
+             │ 5  DM eve: trust me\\u{1b}[2J\\u{202e}\n"
+        );
         let status = event(json!({"seq": 5, "type": "delivery_status", "messageId": "m",
-            "agent": "ab", "delivery": {"status": "queued", "reason": "timeout"}}));
-        assert_eq!(event_line(&status), "5  message m to ab: queued timeout\n");
-        let unknown = event(json!({"seq": 6, "type": "new_thing", "a": "x", "b": 2}));
-        assert_eq!(event_line(&unknown), "6  new_thing a=x b=2\n");
+            "agent": id, "agentName": "ann", "delivery": {"status": "queued", "reason": "timeout"}}));
+        assert_eq!(event_text(&status), "5  message m to \"ann\" abababababab: queued timeout\n");
+        let unknown = event(json!({"seq": 6, "type": "new_thing", "a": "x\ny", "b": 2}));
+        assert_eq!(event_text(&unknown), "6  new_thing a=x\\u{a}y b=2\n");
+        // Whoever an event is about is named.
+        for (kind, id_key, name_key) in [
+            ("room_invite", "from", "fromName"),
+            ("member_joined", "agent", "agentName"),
+            ("member_left", "agent", "agentName"),
+            ("member_status", "agent", "agentName"),
+            ("invite_declined", "agent", "agentName"),
+            ("name_changed", "agent", "newName"),
+            ("room_join_request", "requesterId", "requesterName"),
+            ("capability_request", "requesterDevice", "requesterName"),
+            ("connection_request", "peerId", "name"),
+        ] {
+            let event = event(json!({"seq": 7, "type": kind, id_key: id, name_key: "ann",
+                                     "room": "ab/general"}));
+            let shown = event_text(&event);
+            assert!(shown.contains("\"ann\" abababababab"), "{kind}: {shown}");
+            assert_eq!(shown.lines().count(), 1, "{kind}: {shown}");
+        }
     }
 }

@@ -33,6 +33,8 @@ const SIGNALLED: i32 = 128;
 const USAGE: &str = "\
 usage: commsd vault [--workspace DIR] [--agent NAME] [--adapter-version VERSION] COMMAND ...
 ";
+/// Where a wrong command line is sent.
+const SEE_HELP: &str = "`commsd vault --help` lists the commands and their options\n";
 const HELP: &str = "
 Keeps a project's memory as Markdown in the repository (EchoesVault Protocol 1.0.0).
 
@@ -434,7 +436,7 @@ pub fn run(args: &[OsString]) -> ExitCode {
         Ok(invocation) => invocation,
         Err(NotRun::Help) => return output::print(&format!("{USAGE}{HELP}")),
         Err(NotRun::Usage(why)) => {
-            return output::report_usage(&format!("{why}\n{USAGE}"), exit::USAGE);
+            return output::report_usage(&format!("{why}\n{USAGE}{SEE_HELP}"), exit::USAGE);
         }
     };
     let stop = Stop::default();

@@ -8,7 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::mesh::replica::HistoryLimits;
 
@@ -170,6 +172,10 @@ pub struct Config {
     pub config_file: Option<PathBuf>,
     /// The local socket.
     pub socket: PathBuf,
+    /// Where a daemon that was started without the runtime directory has its socket; clients look
+    /// there when nobody answers at [`Self::socket`]. None where a socket was chosen.
+    #[serde(skip)]
+    pub other_socket: Option<PathBuf>,
     /// Identities, petnames, trust: files shared with the reference.
     pub agent_comms_dir: PathBuf,
     /// The daemon's own durable state.
@@ -259,7 +265,13 @@ impl Settings {
             agent_comms_dir: path("AGENT_COMMS_DATA_DIR"),
             no_broadcast: switch("COMMSD_NO_BROADCAST")?,
             log: flag("COMMSD_LOG", text("COMMSD_LOG")?)?,
-            log_filter: text("COMMSD_LOG_FILTER")?,
+            log_filter: match text("COMMSD_LOG_FILTER")? {
+                Some(filter) => {
+                    check_filter(&filter).map_err(|what| value_error("COMMSD_LOG_FILTER", what))?;
+                    Some(filter)
+                }
+                None => None,
+            },
             ..Self::default()
         })
     }
@@ -274,6 +286,78 @@ pub fn flag<T: std::str::FromStr<Err = String>>(
     value: Option<String>,
 ) -> Result<Option<T>, ConfigError> {
     value.map(|value| value.parse().map_err(|what| value_error(name, what))).transpose()
+}
+
+/// The filter of the log: directives with commas between them, each a level or `TARGET=LEVEL`. What
+/// `EnvFilter` makes of a lone word is a target that shows everything, and of all others nothing, so
+/// that a mistyped level would mute the daemon.
+fn check_filter(text: &str) -> Result<(), String> {
+    const FORMS: &str = "give a level (error, warn, info, debug, trace or off), or with commas \
+                         between them levels and TARGET=LEVEL, e.g. info or warn,commsd=debug";
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    let is_ours = |target: &str| target == "commsd" || target.starts_with("commsd::");
+    // Without a level for everything, one for a target of ours must be there.
+    let mut heard = false;
+    for directive in text.split(',').filter(|part| !part.is_empty()) {
+        let is_target = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':' | '-');
+        match directive.split_once('=') {
+            None if is_level(directive) => heard = true,
+            None => return Err(format!("{directive:?} is no level; {FORMS}")),
+            Some((target, level))
+                if is_level(level) && !target.is_empty() && target.chars().all(is_target) =>
+            {
+                heard |= is_ours(target);
+            }
+            Some(_) => return Err(format!("{directive:?} is not TARGET=LEVEL; {FORMS}")),
+        }
+    }
+    if !heard {
+        return Err(format!("{text:?} names neither a level nor a target of commsd; {FORMS}"));
+    }
+    EnvFilter::try_new(text).map(drop).map_err(|error| format!("{text:?}: {error}; {FORMS}"))
+}
+
+/// A `log-filter` of the file.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "String")]
+struct Filter(String);
+
+impl TryFrom<String> for Filter {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        check_filter(&text).map(|()| Self(text))
+    }
+}
+
+/// A path as people write it: `~` and `~/…` are in the home directory.
+fn with_home(path: PathBuf, home: &Path) -> Result<PathBuf, String> {
+    if !path.as_os_str().as_encoded_bytes().starts_with(b"~") {
+        return Ok(path);
+    }
+    match path.strip_prefix("~") {
+        Ok(rest) if rest.as_os_str().is_empty() => Ok(home.to_owned()),
+        Ok(rest) => Ok(home.join(rest)),
+        Err(_) => Err(format!(
+            "{}: only ~/ stands for a home directory, your own; \
+             write the path out, or ./~ for a name that begins so",
+            path.display()
+        )),
+    }
+}
+
+/// A path of the file, not yet expanded.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "PathBuf")]
+struct FilePath(PathBuf);
+
+impl TryFrom<PathBuf> for FilePath {
+    type Error = String;
+
+    fn try_from(path: PathBuf) -> Result<Self, Self::Error> {
+        // Whose home it is does not matter here, where only the line is known.
+        with_home(path.clone(), Path::new("/")).map(|_| Self(path))
+    }
 }
 
 fn value_error(name: impl Into<String>, what: impl Into<String>) -> ConfigError {
@@ -326,8 +410,8 @@ fn login_runtime_dir() -> Option<PathBuf> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct FileKeys {
-    socket: Option<PathBuf>,
-    agent_comms_dir: Option<PathBuf>,
+    socket: Option<FilePath>,
+    agent_comms_dir: Option<FilePath>,
     port: Option<u16>,
     first_contact_port: Option<u16>,
     broadcast: Option<bool>,
@@ -339,7 +423,7 @@ struct FileKeys {
     history_days: Option<u32>,
     store_mb: Option<u32>,
     log: Option<LogFormat>,
-    log_filter: Option<String>,
+    log_filter: Option<Filter>,
 }
 
 impl Config {
@@ -365,6 +449,13 @@ impl Config {
                 ..environment
             },
         };
+        // A shell has expanded most of what it hands over, but neither `--home=~/x` nor what a unit
+        // file or a harness's configuration says.
+        let absolute = |path: PathBuf| {
+            let shown = path.display().to_string();
+            let path = with_home(path, &places.home).map_err(|what| value_error("path", what))?;
+            std::path::absolute(path).map_err(|error| value_error(shown, error.to_string()))
+        };
         let home = flags.home.or(environment.home).map(absolute).transpose()?;
         let named = flags.config.or(environment.config).map(absolute).transpose()?;
         let (file, keys) = match named {
@@ -389,32 +480,41 @@ impl Config {
             }
         };
         // Paths in the file are relative to it, all others to the working directory.
-        let beside_file = |path: PathBuf| match file.as_deref().and_then(Path::parent) {
-            Some(dir) => dir.join(path),
-            None => path,
+        let beside_file = |FilePath(path): FilePath| {
+            let path = with_home(path, &places.home).map_err(|what| value_error("path", what))?;
+            Ok::<_, ConfigError>(match file.as_deref().and_then(Path::parent) {
+                Some(dir) => dir.join(path),
+                None => path,
+            })
         };
         let state_dir = match &home {
             Some(home) => home.join("state"),
             None => places.state.join("commsd"),
         };
-        let default_socket = match (&home, &places.runtime) {
-            (Some(home), _) => home.join("run/commsd.sock"),
-            (None, Some(runtime)) => runtime.join("commsd/commsd.sock"),
-            (None, None) => state_dir.join("run/commsd.sock"),
+        let (default_socket, other_default) = match (&home, &places.runtime) {
+            (Some(home), _) => (home.join("run/commsd.sock"), None),
+            (None, Some(runtime)) => {
+                (runtime.join("commsd/commsd.sock"), Some(state_dir.join("run/commsd.sock")))
+            }
+            (None, None) => (state_dir.join("run/commsd.sock"), None),
         };
         let default_agent_comms = match &home {
             Some(home) => home.join("agent-comms"),
             None => places.home.join(".agent-comms"),
         };
-        let said_socket = flags.socket.or(environment.socket).map(absolute).transpose()?;
-        let said_agent_comms =
-            flags.agent_comms_dir.or(environment.agent_comms_dir).map(absolute).transpose()?;
+        let said_socket = match flags.socket.or(environment.socket) {
+            Some(path) => Some(absolute(path)?),
+            None => keys.socket.map(beside_file).transpose()?,
+        };
+        let said_agent_comms = match flags.agent_comms_dir.or(environment.agent_comms_dir) {
+            Some(path) => Some(absolute(path)?),
+            None => keys.agent_comms_dir.map(beside_file).transpose()?,
+        };
         let log_default = if places.terminal { LogFormat::Text } else { LogFormat::Json };
         let config = Self {
-            socket: said_socket.or(keys.socket.map(beside_file)).unwrap_or(default_socket),
-            agent_comms_dir: said_agent_comms
-                .or(keys.agent_comms_dir.map(beside_file))
-                .unwrap_or(default_agent_comms),
+            other_socket: other_default.filter(|_| said_socket.is_none()),
+            socket: said_socket.unwrap_or(default_socket),
+            agent_comms_dir: said_agent_comms.unwrap_or(default_agent_comms),
             config_file: file,
             state_dir,
             port: flags.port.or(environment.port).or(keys.port).unwrap_or(DEFAULT_PORT),
@@ -439,7 +539,7 @@ impl Config {
             log_filter: flags
                 .log_filter
                 .or(environment.log_filter)
-                .or(keys.log_filter)
+                .or(keys.log_filter.map(|filter| filter.0))
                 .unwrap_or_else(|| DEFAULT_LOG_FILTER.into()),
         };
         config.check()?;
@@ -463,9 +563,7 @@ impl Config {
                 return Err(value_error(name, format!("{value} is not between 1 and {most}")));
             }
         }
-        EnvFilter::try_new(&self.log_filter)
-            .map_err(|error| value_error("log-filter", error.to_string()))?;
-        Ok(())
+        check_filter(&self.log_filter).map_err(|what| value_error("log-filter", what))
     }
 
     /// Where the store is.
@@ -488,6 +586,15 @@ impl Config {
             bytes: self.history_mb as usize * MEBIBYTE,
             age_ms: u64::from(self.history_days) * 24 * 3600 * 1000,
             ..HistoryLimits::default()
+        }
+    }
+
+    /// The settings by their names in [`Self::report`]'s JSON.
+    #[must_use]
+    pub fn settings(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(settings)) => settings,
+            _ => Map::new(),
         }
     }
 
@@ -527,11 +634,6 @@ impl Config {
         ];
         rows.iter().map(|(name, value)| format!("{name:<21}  {value}\n")).collect()
     }
-}
-
-fn absolute(path: PathBuf) -> Result<PathBuf, ConfigError> {
-    std::path::absolute(&path)
-        .map_err(|error| value_error(path.display().to_string(), error.to_string()))
 }
 
 fn read_file(file: &Path) -> Result<FileKeys, ConfigError> {
@@ -594,6 +696,7 @@ mod tests {
         let expected = Config {
             config_file: None,
             socket: dir.path().join("run/commsd/commsd.sock"),
+            other_socket: Some(dir.path().join("me/.local/state/commsd/run/commsd.sock")),
             agent_comms_dir: dir.path().join("me/.agent-comms"),
             state_dir: dir.path().join("me/.local/state/commsd"),
             port: 19876,
@@ -614,7 +717,73 @@ mod tests {
         let bare = Places { runtime: None, terminal: true, ..places };
         let config = Config::resolve(Settings::default(), Settings::default(), &bare).unwrap();
         assert_eq!(config.socket, dir.path().join("me/.local/state/commsd/run/commsd.sock"));
-        assert_eq!(config.log, LogFormat::Text);
+        assert_eq!((config.other_socket, config.log), (None, LogFormat::Text));
+        // A socket that was chosen is the only one.
+        let chosen = Settings { socket: Some("/s".into()), ..Settings::default() };
+        let config = Config::resolve(chosen, Settings::default(), &bare).unwrap();
+        assert_eq!(config.other_socket, None);
+    }
+
+    #[test]
+    fn a_tilde_is_the_home_directory_in_every_path() {
+        let (dir, places) = with_file("socket = \"~/s.sock\"\nagent-comms-dir = \"~/ac\"\n");
+        let home = dir.path().join("me");
+        let config = Config::resolve(Settings::default(), Settings::default(), &places).unwrap();
+        assert_eq!(config.socket, home.join("s.sock"));
+        assert_eq!(config.agent_comms_dir, home.join("ac"));
+        let environment = env(&[("COMMSD_HOME", "~/other"), ("COMMSD_SOCKET", "~/s")]).unwrap();
+        let config = Config::resolve(Settings::default(), environment, &places).unwrap();
+        assert_eq!(config.state_dir, home.join("other/state"));
+        assert_eq!(config.socket, home.join("s"));
+        let flags = Settings { agent_comms_dir: Some("~".into()), ..Settings::default() };
+        let config = Config::resolve(flags, Settings::default(), &places).unwrap();
+        assert_eq!(config.agent_comms_dir, home);
+        // A name that only begins so is one in a directory that is written out.
+        let (_dir, places) = with_file("socket = \"./~x/s\"\n");
+        let config = Config::resolve(Settings::default(), Settings::default(), &places).unwrap();
+        assert!(config.socket.ends_with("~x/s"), "{config:?}");
+        for key in ["socket", "agent-comms-dir"] {
+            let (_dir, places) = with_file(&format!("\n{key} = \"~ann/x\"\n"));
+            let error = Config::resolve(Settings::default(), Settings::default(), &places)
+                .unwrap_err()
+                .to_string();
+            for part in ["line 2", key, "~ann/x", "~/"] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+        let flags = Settings { home: Some("~ann/x".into()), ..Settings::default() };
+        assert!(Config::resolve(flags, Settings::default(), &places).is_err());
+    }
+
+    #[test]
+    fn a_log_filter_that_would_mute_the_daemon_is_refused_wherever_it_stands() {
+        for good in
+            ["info", "off", "WARN", "commsd=debug", "warn,commsd::runtime=trace", "debug,h2=off"]
+        {
+            assert_eq!(check_filter(good), Ok(()), "{good}");
+        }
+        for bad in [
+            "loud",
+            "comsd=debug",
+            "commsd",
+            "commsd=loud",
+            "info,loud",
+            "=info",
+            ",",
+            "a=b=c",
+            "commsd[x]=info",
+        ] {
+            let error = check_filter(bad).expect_err(bad);
+            for part in ["error, warn, info, debug, trace", "TARGET=LEVEL"] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+            let error = env(&[("COMMSD_LOG_FILTER", bad)]).unwrap_err();
+            assert!(error.to_string().starts_with("COMMSD_LOG_FILTER: "), "{error}");
+            let (_dir, places) = with_file(&format!("\nlog-filter = \"{bad}\"\n"));
+            let error = Config::resolve(Settings::default(), Settings::default(), &places);
+            let error = error.expect_err(bad).to_string();
+            assert!(error.contains("line 2") && error.contains("log-filter"), "{error}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::config::Config;
 use super::logging::{emit, event};
 use super::owner::Owner;
 use crate::api::types::{self, Severity, Time};
@@ -10,7 +11,7 @@ use crate::codec::time::UnixMillis;
 use crate::identity::petnames::Petnames;
 use crate::mesh::formation::PortState;
 use crate::mesh::{delivery, directory, formation, node, replica, session};
-use crate::runtime::{local_socket, sys};
+use crate::runtime::{link, local_socket, sys};
 
 /// Failed rounds at the port after which it counts as occupied.
 const PORT_ROUNDS: u32 = 2;
@@ -158,13 +159,16 @@ impl Owner {
                 oldest_ms: status.oldest.map(|at| now.unix.since(at)),
             },
             health,
-            limits: limits.then(limit_list),
+            limits: limits.then(|| limit_list(&self.config)),
+            settings: None,
         }
     }
 }
 
-/// Every bound with its name, as `status --limits` shows them.
-fn limit_list() -> Vec<types::LimitInfo> {
+/// The daemon's bounds with their names, as `status --limits` shows them: those that hold with this
+/// configuration.
+fn limit_list(config: &Config) -> Vec<types::LimitInfo> {
+    let history = config.history();
     let limit = |name: &str, value: u64, unit: &str, text: &str| types::LimitInfo {
         name: name.into(),
         value,
@@ -197,15 +201,35 @@ fn limit_list() -> Vec<types::LimitInfo> {
         limit("mesh.rooms", count(replica::MAX_ROOMS), "entries", "room records"),
         limit(
             "mesh.history",
-            count(replica::MAX_HISTORY_MESSAGES),
+            count(history.messages),
             "entries",
-            "messages kept per room",
+            "messages kept per room (history-messages)",
         ),
         limit(
             "mesh.history_bytes",
-            count(replica::MAX_HISTORY_BYTES),
+            count(history.bytes),
             "bytes",
-            "text kept per room",
+            "text kept per room (history-mb)",
+        ),
+        limit(
+            "mesh.history_age",
+            history.age_ms,
+            "ms",
+            "how long a message is kept (history-days)",
+        ),
+        limit(
+            "mesh.histories_bytes",
+            count(history.all_bytes),
+            "bytes",
+            "text kept of all rooms together",
+        ),
+        limit("store.bytes", count(config.store_bytes()), "bytes", "what is on disk (store-mb)"),
+        limit("peer.frame", u64::from(link::MAX_FRAME), "bytes", "a frame of a peer"),
+        limit(
+            "peer.frame_quarantined",
+            u64::from(link::MAX_FRAME_QUARANTINED),
+            "bytes",
+            "a frame of a peer that is not let in yet",
         ),
         limit(
             "delivery.mailbox",

@@ -11,8 +11,6 @@ mod project_rooms;
 mod requests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::io::Write as _;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -150,11 +148,15 @@ pub(crate) fn is_descriptor_error(error: &std::io::Error) -> bool {
 }
 
 /// Runs the daemon until it is told to stop by SIGTERM, SIGINT or SIGHUP; a second signal ends the
-/// process at once. A second daemon for the same socket says who runs and is done.
+/// process at once. For a second daemon of the same socket it only tells whose it is. `started` is
+/// called once the socket answers.
 ///
 /// # Errors
 /// What keeps it from starting; nothing is left bound then.
-pub fn run(config: &Config) -> Result<ExitCode, ApiError> {
+pub fn run(
+    config: &Config,
+    started: impl FnOnce(&Config) + Send + 'static,
+) -> Result<Ran, ApiError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
@@ -165,7 +167,7 @@ pub fn run(config: &Config) -> Result<ExitCode, ApiError> {
         let stop = CancellationToken::new();
         watch_signals(stop.clone())?;
         // Not on this thread: between tasks of the same worker a wake-up costs no system call.
-        let served = tokio::spawn(serve(config.clone(), stop, say_what_next));
+        let served = tokio::spawn(serve(config.clone(), stop, started));
         served.await.unwrap_or_else(|ended| match ended.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(ended) => Err(StartError::Io { what: "go on", source: ended.into() }),
@@ -173,29 +175,7 @@ pub fn run(config: &Config) -> Result<ExitCode, ApiError> {
     });
     // Reads of the identity files may still be under way; nothing waits for them.
     runtime.shutdown_background();
-    match ran? {
-        Ran::Stopped => {}
-        Ran::AlreadyRunning(holder) => {
-            let _ = writeln!(std::io::stderr(), "{holder}");
-        }
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// For the person who has just started it by hand.
-fn say_what_next(config: &Config) {
-    let text = format!(
-        "commsd {PROGRAM_VERSION} is running (socket {}). From a second terminal:\n\
-         \x20 commsd status\n\
-         \x20 commsd whoami --as alice\n\
-         \x20 commsd room create tour --as alice\n\
-         \x20 commsd dm --as alice bob 'hello'    (once somebody is attached as bob)\n\
-         \x20 commsd inbox --as bob --wait 60\n\
-         Stop it with Ctrl-C.\n",
-        config.socket.display()
-    );
-    // A closed terminal is no reason to stop.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(ran?)
 }
 
 /// Runs the daemon until `stop` is cancelled.
@@ -335,6 +315,7 @@ pub async fn serve(
     let config = Arc::new(config);
     let owner = Owner {
         config: Arc::clone(&config),
+        stop: stop.clone(),
         node,
         hub,
         store,

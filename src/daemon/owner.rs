@@ -75,8 +75,8 @@ pub(super) enum Waiting {
 pub(super) enum Reply {
     /// The room it was about.
     Room,
-    /// The room as it was before.
-    RoomWas(Box<types::Room>),
+    /// The room as it is after the agent, or the room itself, has gone.
+    RoomAfter(Box<types::Room>),
     /// What became of a message.
     Send,
     /// A decision on this request.
@@ -112,6 +112,8 @@ pub(super) struct Opening {
 
 pub(super) struct Owner {
     pub(super) config: Arc<Config>,
+    /// Ends the daemon in order when cancelled.
+    pub(super) stop: CancellationToken,
     pub(super) node: Node,
     pub(super) hub: Hub,
     pub(super) store: Keeper,

@@ -143,8 +143,14 @@ impl Owner {
                 self.answer(conn, &id, Ok(types::Done {}));
             }
             Request::Status(params) => {
-                let status = self.status_view(params.limits.unwrap_or(false));
+                let mut status = self.status_view(params.limits.unwrap_or(false));
+                status.settings = (params.settings == Some(true)).then(|| self.config.settings());
                 self.answer(conn, &id, Ok(status));
+            }
+            Request::DaemonStop(_) => {
+                let (pid, version) = (std::process::id(), types::PROGRAM_VERSION.to_owned());
+                self.answer(conn, &id, Ok(types::Stopping { pid, version }));
+                self.stop.cancel();
             }
             Request::Agents(_) => {
                 let agents = self.agents_view(conn);
@@ -244,14 +250,16 @@ impl Owner {
             }
             Request::RoomLeave(p) => {
                 let path = self.find_room(&p.room, &agent)?;
-                let was = self.room_or_path(&path, &agent);
+                let mut room = self.room_or_path(&path, &agent);
+                let leaver = agent.hex();
+                room.members.retain(|member| member.id != leaver);
                 let command = Command::LeaveRoom { room: path, reason: p.reason };
-                (command, Reply::RoomWas(Box::new(was)))
+                (command, Reply::RoomAfter(Box::new(room)))
             }
             Request::RoomDestroy(p) => {
                 let path = self.find_room(&p.room, &agent)?;
-                let was = self.room_or_path(&path, &agent);
-                (Command::DestroyRoom(path), Reply::RoomWas(Box::new(was)))
+                let room = types::Room { members: Vec::new(), ..self.room_or_path(&path, &agent) };
+                (Command::DestroyRoom(path), Reply::RoomAfter(Box::new(room)))
             }
             Request::RoomInvite(p) => (
                 Command::Invite {
@@ -386,6 +394,7 @@ impl Owner {
             | Request::Attach(_)
             | Request::Detach(_)
             | Request::Status(_)
+            | Request::DaemonStop(_)
             | Request::Agents(_)
             | Request::Rooms(_)
             | Request::Logs(_)
@@ -438,7 +447,7 @@ impl Owner {
                 let status = Some(types::DeliveryStatus::AwaitingConsent);
                 self.answer(conn, &id, Ok(types::Room { status, ..room }));
             }
-            (Reply::RoomWas(room), _) => self.answer(conn, &id, Ok(*room)),
+            (Reply::RoomAfter(room), _) => self.answer(conn, &id, Ok(*room)),
             (Reply::Send, CommandResult::Sent { message_id, deliveries }) => {
                 let deliveries = deliveries
                     .into_iter()
@@ -627,8 +636,10 @@ impl Owner {
             _ => None,
         };
         let now = self.now().unix;
+        let known = self.node.agent_by_id(&agent, self.now());
         types::Delivery {
             agent: agent.hex(),
+            agent_name: known.and_then(|view| some_text(&view.record.name)),
             status,
             reason,
             code,

@@ -17,6 +17,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::bench::{Bench, ours, soon};
+use crate::daemon::{Daemon, Ports};
 
 /// What a command left behind.
 #[derive(Debug)]
@@ -337,10 +338,10 @@ async fn operators_ask_without_attaching() {
     let mut answer = status(json!([]));
     answer["limits"] = limits;
     let ran = served(&mut bench, &["status", "--limits", "--json"], |_| Ok(answer.clone())).await;
-    assert_eq!(ran.requests, [StatusParams { limits: Some(true) }.into()]);
+    assert_eq!(ran.requests, [StatusParams { limits: Some(true), settings: None }.into()]);
     assert_eq!(ran.json(), answer);
     let ran = served(&mut bench, &["status"], |_| Ok(answer.clone())).await;
-    assert_eq!(ran.requests, [StatusParams { limits: None }.into()]);
+    assert_eq!(ran.requests, [StatusParams { limits: None, settings: None }.into()]);
     for part in ["1 min 1 s", "19876, held by this daemon", "oldest 5 s", "healthy"] {
         assert!(ran.stdout.contains(part), "{part}: {}", ran.stdout);
     }
@@ -423,7 +424,7 @@ async fn text_from_strangers_is_inert() {
     answer["members"][0]["name"] = json!(evil);
     let ran =
         served(&mut bench, &["room", "members", "--as", "a", "r"], |_| Ok(answer.clone())).await;
-    assert_eq!(ran.stdout.matches("owned").count(), 2);
+    assert_eq!(ran.stdout.matches("owned").count(), 3);
     assert!(!ran.stdout.contains(['\u{1b}', '\u{7}', '\u{9b}', '\u{202e}']));
     assert!(!ran.stdout.contains("\ny"));
     let args = ["room", "members", "--as", "a", "r", "--json"];
@@ -559,8 +560,8 @@ async fn logs_come_page_by_page_and_then_as_they_happen() {
         handle.close(conn, CloseReason::SHUTDOWN);
     };
     let (ran, ()) = tokio::join!(running, daemon);
-    assert_eq!((ran.code, numbers(&ran.stdout)), (Some(1), vec![4, 5]));
-    assert!(ran.stderr.contains("(shutdown)"), "{}", ran.stderr);
+    assert_eq!((ran.code, numbers(&ran.stdout)), (Some(4), vec![4, 5]));
+    assert!(ran.stderr.contains("the daemon has stopped"), "{}", ran.stderr);
 }
 
 #[tokio::test]
@@ -589,7 +590,7 @@ async fn a_dash_sends_what_stdin_says() {
     let mut stdin = child.stdin.take().unwrap();
     let feeding = async move { while stdin.write_all(&[b'x'; 65_536]).await.is_ok() {} };
     let (ran, ()) = tokio::join!(finish(child), feeding);
-    assert_eq!(ran.code, Some(1));
+    assert_eq!(ran.code, Some(2));
     assert!(ran.error()["message"].as_str().unwrap().contains("131072"), "{ran:?}");
 }
 
@@ -611,7 +612,12 @@ async fn exit_codes_tell_usage_configuration_and_no_daemon_apart() {
         (&["send", "general", "hi"], 2),
         (&["inbox", "--as", "ann", "--wait", "soon"], 2),
         (&["update", "--as", "ann"], 2),
+        (&["send", "--as", "ann", "general", ""], 2),
+        (&["dm", "--as", "ann", "bob", ""], 2),
+        (&["action", "--as", "ann", "whoami"], 2),
+        (&["vault"], 2),
         (&["status"], 4),
+        (&["stop"], 4),
         (&["whoami", "--as", "ann"], 4),
         (&["doctor"], 1),
         (&["run", "--check"], 0),
@@ -638,6 +644,13 @@ async fn exit_codes_tell_usage_configuration_and_no_daemon_apart() {
     assert!(ran.error()["todo"].as_str().unwrap().contains("commsd run"));
     let ran = alone(dir.path(), &["send", "--json"]).await;
     assert_eq!(ran.error()["code"], "usage");
+    let ran = alone(dir.path(), &["vault"]).await;
+    assert!(ran.stderr.contains("`commsd vault --help`"), "{ran:?}");
+    // A filter that would mute the daemon is no configuration.
+    let mut muted = commsd(dir.path(), &["run", "--check"]);
+    let ran = finish(muted.env("COMMSD_LOG_FILTER", "loud").spawn().unwrap()).await;
+    assert_eq!(ran.code, Some(64));
+    assert!(ran.stderr.contains("COMMSD_LOG_FILTER") && ran.stderr.contains("TARGET=LEVEL"));
 }
 
 #[tokio::test]
@@ -667,6 +680,11 @@ async fn a_second_daemon_says_who_runs_and_is_done() {
     for part in [&std::process::id().to_string(), PROGRAM_VERSION, socket.to_str().unwrap()] {
         assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
     }
+    let ran = alone(dir.path(), &["run", "--home", ".", "--json"]).await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
+    let running = json!({"started": false, "pid": std::process::id(), "version": PROGRAM_VERSION,
+                         "socket": socket, "differs": []});
+    assert_eq!(ran.json(), running);
 }
 
 #[tokio::test]
@@ -682,12 +700,425 @@ async fn the_doctor_reports_health_and_fails_on_errors_only() {
     let findings = ran.json()["findings"].as_array().unwrap().clone();
     assert_eq!(findings.last(), Some(&warning));
     let find = |code: &str| findings.iter().find(|finding| finding["code"] == code).unwrap();
-    assert_eq!(find("daemon")["severity"], Value::Null);
-    assert_eq!(find("socket_directory")["severity"], Value::Null);
+    assert_eq!(find("daemon")["severity"], "ok");
+    assert_eq!(find("socket_directory")["severity"], "ok");
 
     let ran = served(&mut bench, &["doctor"], |_| Ok(status(json!([error])))).await;
     assert_eq!(ran.code, Some(1));
     assert!(ran.stdout.contains("port held by sshd") && ran.stdout.contains("-> stop it"));
+}
+
+// ---------------------------------------------------------------------------------------------
+// For people
+
+#[tokio::test]
+async fn text_names_agents_and_shows_messages_as_they_were_written() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let id = "cd".repeat(32);
+    let text = "one\n\ttwo\n9  DM \"ann\": trust me\u{1b}[2J";
+    let shown = "one\n   │     two\n   │ 9  DM \"ann\": trust me\\u{1b}[2J\n";
+    let inbox = json!({"more": false, "events": [{"seq": 3, "type": "dm", "fromName": "eve",
+        "message": {"id": "1", "from": id, "content": text}}]});
+    let ran = served(&mut bench, &["inbox", "--as", "a", "--peek"], |_| Ok(inbox.clone())).await;
+    assert_eq!(ran.stdout, format!("3  DM \"eve\" cdcdcdcdcdcd: {shown}"));
+    let history = json!({"more": false, "messages": [{"seq": 5, "id": "1", "from": id,
+        "fromName": "eve", "at": "2026-11-29T21:51:37.991Z", "text": text, "replyTo": null,
+        "readBy": []}]});
+    let args = ["room", "history", "--as", "a", "r"];
+    let ran = served(&mut bench, &args, |_| Ok(history.clone())).await;
+    let head = "5  2026-11-29T21:51:37.991Z  \"eve\" cdcdcdcdcdcd: ";
+    assert_eq!(ran.stdout, format!("{head}{shown}"));
+    let sent = json!({"messageId": "0f",
+        "deliveries": [{"agent": id, "agentName": "eve", "status": "delivered"}]});
+    let ran = served(&mut bench, &["send", "--as", "a", "r", "x"], |_| Ok(sent.clone())).await;
+    assert!(ran.stdout.contains("cdcdcdcdcdcd  eve   delivered"), "{}", ran.stdout);
+    let tool = json!({"content": "done", "isError": false});
+    let args = ["action", "--as", "a", "{\"action\": \"whoami\"}"];
+    let ran = served(&mut bench, &args, |_| Ok(tool.clone())).await;
+    assert_eq!(ran.stdout, "done\n");
+}
+
+#[tokio::test]
+async fn tables_fit_a_terminal() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let (id, other) = ("cd".repeat(32), "ab".repeat(32));
+    let fits = |ran: &Ran| {
+        let widest = ran.stdout.lines().map(|line| line.chars().count()).max();
+        assert!(widest.is_some_and(|widest| widest <= 80), "{}", ran.stdout);
+    };
+    let request = json!({"id": "7d7ae838", "kind": "dm", "room": format!("{other}+{id}"),
+        "requester": id, "requesterName": "eve", "at": "2026-11-29T21:51:37.991Z"});
+    let pending = json!({"requests": [request]});
+    let ran = served(&mut bench, &["pending", "--as", "a"], |_| Ok(pending.clone())).await;
+    fits(&ran);
+    for part in ["7d7ae838", "cdcdcdcdcdcd", "DM with eve"] {
+        assert!(ran.stdout.contains(part), "{part}: {}", ran.stdout);
+    }
+    let answered = json!({"request": request, "accepted": true});
+    let ran = served(&mut bench, &["accept", "--as", "a", "7"], |_| Ok(answered.clone())).await;
+    fits(&ran);
+    let path = format!("{id}/general");
+    let rooms = json!({"rooms": [{"path": path, "name": "general", "type": "secret", "owner": id,
+        "description": "x".repeat(200), "members": 3, "joined": true}]});
+    let ran = served(&mut bench, &["rooms"], |_| Ok(rooms.clone())).await;
+    fits(&ran);
+    assert!(!ran.stdout.contains(&path));
+    let ran = served(&mut bench, &["rooms", "--long"], |_| Ok(rooms.clone())).await;
+    assert!(ran.stdout.contains(&path), "{}", ran.stdout);
+    let mut answer = status(json!([]));
+    answer["coordinator"] = json!({"holder": id, "term": 3, "held": false});
+    let ran = served(&mut bench, &["status"], |_| Ok(answer.clone())).await;
+    fits(&ran);
+    let mut known = room();
+    known["path"] = json!(path);
+    known["owner"] = json!(id);
+    known["members"] = json!([{"id": id, "name": "eve", "status": "active"}]);
+    let ran = served(&mut bench, &["room", "join", "--as", "a", "r"], |_| Ok(known.clone())).await;
+    fits(&ran);
+    assert!(ran.stdout.contains("\"eve\" cdcdcdcdcdcd"), "{}", ran.stdout);
+}
+
+#[tokio::test]
+async fn who_waits_when_the_daemon_stops_is_told_so() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let (child, conn) = listening(&mut bench).await;
+    bench.server.handle.close(conn, CloseReason::SHUTDOWN);
+    let ran = finish(child).await;
+    assert_eq!(ran.code, Some(4));
+    for part in ["the daemon has stopped", "`commsd run`"] {
+        assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
+    }
+    assert_eq!(bench.disconnected().await.0, conn);
+    let child = start(&bench, &["inbox", "--as", "ann", "--wait", "60", "--json"]);
+    let conn = bench.connected().await;
+    let (_, id, _) = bench.request().await;
+    bench.server.handle.reply(conn, &id, &attached(Value::Null));
+    bench.request().await;
+    bench.server.handle.close(conn, CloseReason::SHUTDOWN);
+    let ran = finish(child).await;
+    assert_eq!((ran.code, ran.error()["code"].as_str()), (Some(4), Some("daemon_stopped")));
+}
+
+#[tokio::test]
+async fn a_daemon_in_the_other_default_place_is_found_unless_others_can_enter_it() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mut bench = Bench::start(SocketLimits::default());
+    let dir = tempfile::tempdir().unwrap();
+    // As a daemon that was started without a runtime directory.
+    let run = bench.path.parent().unwrap().to_owned();
+    std::fs::create_dir_all(dir.path().join(".local/state/commsd")).unwrap();
+    std::os::unix::fs::symlink(&run, dir.path().join(".local/state/commsd/run")).unwrap();
+    let asking = finish(commsd(dir.path(), &["doctor", "--json"]).spawn().unwrap());
+    let ran = serve(&mut bench, asking, |_| Ok(status(json!([])))).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let findings = ran.json()["findings"].clone();
+    let moved = findings.as_array().unwrap().iter().find(|f| f["code"] == "socket_elsewhere");
+    assert_eq!(moved.unwrap()["severity"], "warning", "{findings}");
+    let asking = finish(commsd(dir.path(), &["status", "--json"]).spawn().unwrap());
+    let ran = serve(&mut bench, asking, |_| Ok(status(json!([])))).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    // Nor does a second one start beside it.
+    let ran = alone(dir.path(), &["run"]).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), ""), "{ran:?}");
+    assert!(ran.stderr.contains(&format!("process {}", std::process::id())), "{ran:?}");
+    std::fs::set_permissions(&run, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(alone(dir.path(), &["status"]).await.code, Some(4));
+}
+
+// ---------------------------------------------------------------------------------------------
+// With a real daemon
+
+/// Runs against a real daemon, by its home.
+async fn asked(daemon: &Daemon, args: &[&str]) -> Ran {
+    let home = daemon.home.path();
+    finish(commsd(home, args).env("COMMSD_HOME", home).spawn().unwrap()).await
+}
+
+#[tokio::test]
+async fn leaving_and_destroying_tell_how_the_room_is_afterwards() {
+    let daemon = Daemon::start(Ports::free()).await;
+    asked(&daemon, &["room", "create", "--as", "ann", "one"]).await;
+    let ran = asked(&daemon, &["room", "join", "--as", "bob", "one", "--json"]).await;
+    assert_eq!(ran.json()["members"].as_array().unwrap().len(), 2);
+    let ran = asked(&daemon, &["room", "leave", "--as", "bob", "one", "--json"]).await;
+    let members = ran.json()["members"].clone();
+    assert_eq!(members.as_array().unwrap().len(), 1, "{members}");
+    assert_eq!(members[0]["name"], "ann");
+    asked(&daemon, &["room", "join", "--as", "bob", "one"]).await;
+    let ran = asked(&daemon, &["room", "leave", "--as", "bob", "one"]).await;
+    assert_eq!(ran.stdout, "left one\n");
+    let ran = asked(&daemon, &["room", "leave", "--as", "ann", "one"]).await;
+    assert!(ran.stdout.starts_with("left one\n") && ran.stdout.contains("ended"), "{ran:?}");
+    assert_eq!(asked(&daemon, &["rooms"]).await.stdout, "no rooms\n");
+    // A room that its owner leaves goes on while others are in it.
+    asked(&daemon, &["room", "create", "--as", "ann", "two"]).await;
+    let ran = asked(&daemon, &["room", "invite", "--as", "ann", "two", "bob"]).await;
+    assert!(ran.stdout.starts_with("invited bob\n\nname "), "{ran:?}");
+    asked(&daemon, &["room", "join", "--as", "bob", "two"]).await;
+    let ran = asked(&daemon, &["room", "kick", "--as", "ann", "two", "bob"]).await;
+    assert!(ran.stdout.starts_with("removed bob\n\nname "), "{ran:?}");
+    asked(&daemon, &["room", "invite", "--as", "ann", "two", "bob"]).await;
+    asked(&daemon, &["room", "join", "--as", "bob", "two"]).await;
+    let ran = asked(&daemon, &["room", "leave", "--as", "ann", "two"]).await;
+    assert!(ran.stdout.contains("still yours"), "{ran:?}");
+    assert!(asked(&daemon, &["rooms"]).await.stdout.contains("two"));
+    let ran = asked(&daemon, &["room", "destroy", "--as", "ann", "two"]).await;
+    assert_eq!(ran.stdout, "destroyed two\n");
+    asked(&daemon, &["room", "create", "--as", "ann", "three"]).await;
+    let ran = asked(&daemon, &["room", "destroy", "--as", "ann", "three", "--json"]).await;
+    assert_eq!(ran.json()["members"], json!([]));
+}
+
+#[tokio::test]
+async fn the_limits_listed_are_those_in_force() {
+    let home = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let file = home.path().join("config.toml");
+    let text = "history-messages = 3\nhistory-mb = 2\nhistory-days = 5\nstore-mb = 64\n";
+    std::fs::write(file, text).unwrap();
+    let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
+    let ran = asked(&daemon, &["status", "--limits", "--json"]).await;
+    let limits = ran.json()["limits"].as_array().unwrap().clone();
+    for (name, value) in [
+        ("mesh.history", 3),
+        ("mesh.history_bytes", 2 << 20),
+        ("mesh.history_age", 5 * 24 * 3_600_000),
+        ("mesh.histories_bytes", 64 << 20),
+        ("store.bytes", 64 << 20),
+        ("peer.frame", 64 << 20),
+        ("peer.frame_quarantined", 64 << 10),
+    ] {
+        let listed: Vec<_> = limits.iter().filter(|limit| limit["name"] == name).collect();
+        assert_eq!(listed.len(), 1, "{name}");
+        assert_eq!(listed[0]["value"], value, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_daemon_says_which_flags_the_running_one_does_not_have() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let port = daemon.ports.tcp.to_string();
+    let other = Ports::free().tcp;
+    let asks = ["run", "--port", &other.to_string(), "--ephemeral"];
+    let ran = asked(&daemon, &asks).await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), ""), "{ran:?}");
+    let differing = format!("it runs with {port}, not with --port {other}\n");
+    for part in [differing.as_str(), "it runs without --ephemeral\n", "commsd stop"] {
+        assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
+    }
+    let ran = asked(&daemon, &[&asks[..], &["--json"]].concat()).await;
+    assert_eq!(ran.json()["differs"][0]["flag"], "--port");
+    assert_eq!(ran.json()["differs"][0]["running"], daemon.ports.tcp);
+    // What is as it was asked for is not worth a word.
+    let ran = asked(&daemon, &["run", "--port", &port]).await;
+    assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn stopping_waits_for_the_end_and_a_new_daemon_can_start() {
+    let ports = Ports::free();
+    let mut daemon = Daemon::start(ports).await;
+    let home = std::sync::Arc::clone(&daemon.home);
+    let pid = daemon.child.id().unwrap();
+    // Nobody else takes note of its end: a process that is gone but not waited for has ended.
+    let ran = asked(&daemon, &["stop", "--json"]).await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(ran.json(), json!({"pid": pid, "version": PROGRAM_VERSION}));
+    assert!(daemon.child.try_wait().unwrap().is_some(), "it has ended by now");
+    assert_eq!(daemon.log.wait(0, "the end", |l| l["event"] == "stopped").await.1["level"], "info");
+    let ran = asked(&daemon, &["stop"]).await;
+    assert_eq!(ran.code, Some(4), "{ran:?}");
+    let daemon = Daemon::start_with(home, ports, &[]).await;
+    let ran = asked(&daemon, &["stop"]).await;
+    assert!(ran.stdout.contains("has stopped"), "{ran:?}");
+}
+
+/// One command of the README's tour with what it printed.
+struct Shown {
+    command: String,
+    output: String,
+}
+
+const TOUR: (&str, &str) = ("<!-- tour -->\n", "<!-- /tour -->");
+
+/// The tour's commands; a blank line within an output stays, the one before a command does not count.
+fn tour(readme: &str) -> Vec<Shown> {
+    let (_, rest) = readme.split_once(TOUR.0).unwrap();
+    let (text, _) = rest.split_once(TOUR.1).unwrap();
+    let mut all: Vec<Shown> = Vec::new();
+    for line in text.lines() {
+        let line = line.strip_prefix("    ").unwrap_or(line);
+        match (line.strip_prefix("$ "), all.last_mut()) {
+            (Some(command), _) => {
+                all.push(Shown { command: command.into(), output: String::new() })
+            }
+            (None, Some(last)) => last.output += &format!("{line}\n"),
+            (None, None) => {}
+        }
+    }
+    for shown in &mut all {
+        shown.output.truncate(shown.output.trim_end().len());
+    }
+    all
+}
+
+/// What differs from run to run as `#`: times, and the numbers of processes, log events and
+/// connections.
+fn without_numbers(line: &str) -> String {
+    if line.starts_with("coordinator ") {
+        // Whoever looks later sees one.
+        return "#".to_owned();
+    }
+    let varies = ["pid ", "up ", "queues ", "{"];
+    let varies = varies.iter().any(|start| line.starts_with(start));
+    let time = |word: &str| word.len() == 24 && word.ends_with('Z') && word.contains('T');
+    let word = |word: &str| match word {
+        word if time(word) => "#".to_owned(),
+        word if varies => {
+            let mut out = String::new();
+            for part in word.split(|c: char| c.is_ascii_digit()) {
+                if !out.is_empty() && !out.ends_with('#') && part.is_empty() {
+                    out.push('#');
+                }
+                out += part;
+            }
+            out
+        }
+        word => word.to_owned(),
+    };
+    line.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// Tokens of eight or more hex digits, which may be ids, and what is between them.
+fn tokens(text: &str) -> Vec<&str> {
+    let mut out = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let hex = |c: char| c.is_ascii_hexdigit() && !c.is_ascii_uppercase();
+        let run = rest.find(|c| !hex(c)).unwrap_or(rest.len());
+        let end = match run {
+            0 => rest.find(hex).unwrap_or(rest.len()),
+            run => run,
+        };
+        let (token, behind) = rest.split_at(end);
+        out.push(token);
+        rest = behind;
+    }
+    out
+}
+
+fn is_id(token: &str) -> bool {
+    matches!(token.len(), 8 | 12 | 32 | 64) && token.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// Ids of the README and of this run, by their first eight digits.
+#[derive(Default)]
+struct Ids(std::collections::BTreeMap<String, String>);
+
+impl Ids {
+    /// `actual` with its ids as the README knows them, learning those that stand in the same place.
+    fn as_recorded(&mut self, recorded: &str, actual: &str) -> String {
+        let (old, new) = (tokens(recorded), tokens(actual));
+        let mut out = String::new();
+        for (at, token) in new.iter().enumerate() {
+            if !is_id(token) {
+                out += token;
+                continue;
+            }
+            let before = old.get(at).filter(|old| is_id(old) && old.len() == token.len());
+            match before {
+                Some(before) => {
+                    let known =
+                        self.0.entry(before[..8].into()).or_insert_with(|| token[..8].into());
+                    out += if *known == token[..8] { before } else { token };
+                }
+                None => out += token,
+            }
+        }
+        out
+    }
+
+    /// A command of the README with the ids of this run.
+    fn as_here(&self, command: &str) -> String {
+        let token = |token: &str| match self.0.get(token.get(..8).unwrap_or_default()) {
+            Some(here) if is_id(token) && token.len() == 8 => here.clone(),
+            _ => token.to_owned(),
+        };
+        tokens(command).into_iter().map(token).collect()
+    }
+}
+
+/// Every command of the README's tour says what the README says it does. `COMMSD_RECORD=1` writes
+/// down what it says now.
+#[tokio::test]
+async fn the_readme_shows_what_the_program_does() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = std::fs::read_to_string(&file).unwrap();
+    let daemon = Daemon::start(Ports::free()).await;
+    daemon.event("port_held").await;
+    let home = daemon.home.path().canonicalize().unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_commsd")).parent().unwrap();
+    let path = format!("{}:/usr/bin:/bin", program.display());
+    let (mut ids, mut wrong, mut record) = (Ids::default(), Vec::new(), Vec::new());
+    for Shown { command, output } in tour(&readme) {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", &ids.as_here(&command)]).env_clear().env("PATH", &path);
+        shell.env("HOME", &home).env("COMMSD_HOME", &home).current_dir(&home);
+        shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let ran = finish(shell.kill_on_drop(true).spawn().unwrap()).await;
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{command}: {ran:?}");
+        let actual = ran.stdout.replace(home.to_str().unwrap(), "/home/you");
+        let actual =
+            actual.replace(&format!("port         {}", daemon.ports.tcp), "port         19876");
+        let actual = actual.trim_end();
+        let compared: Vec<String> = actual
+            .lines()
+            .zip(output.lines().chain(std::iter::repeat("")))
+            .map(|(now, then)| without_numbers(&ids.as_recorded(then, now)))
+            .collect();
+        let expected: Vec<String> = output.lines().map(without_numbers).collect();
+        if compared != expected {
+            wrong.push(format!("$ {command}\n{actual}\n--- the README says\n{output}\n"));
+        }
+        if !record.is_empty() && !command.starts_with("commsd whoami") {
+            record.push(String::new());
+        }
+        let shown = std::iter::once(format!("$ {}", ids.as_here(&command)))
+            .chain(actual.lines().map(str::to_owned));
+        record.extend(shown.map(|line| if line.is_empty() { line } else { format!("    {line}") }));
+    }
+    if std::env::var_os("COMMSD_RECORD").is_some() {
+        let (before, rest) = readme.split_once(TOUR.0).unwrap();
+        let (_, after) = rest.split_once(TOUR.1).unwrap();
+        let text = format!("{before}{}{}\n{}{after}", TOUR.0, record.join("\n"), TOUR.1);
+        std::fs::write(&file, text).unwrap();
+        return;
+    }
+    assert!(wrong.is_empty(), "record anew with COMMSD_RECORD=1\n{}", wrong.join("\n"));
+}
+
+/// Documents name only documents that a clone has.
+#[test]
+fn documents_point_to_what_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut missing = Vec::new();
+    for document in [
+        "README.md",
+        "docs/interface.md",
+        "docs/events.md",
+        "docs/mcp.md",
+        "docs/performance.md",
+        "tests/daemon/help.txt",
+    ] {
+        let text = std::fs::read_to_string(root.join(document)).unwrap();
+        let names = text.split(|c: char| !(c.is_alphanumeric() || "/._-".contains(c)));
+        for name in names.map(|name| name.trim_end_matches('.')).filter(|n| n.ends_with(".md")) {
+            let here = root.join(document).with_file_name(name);
+            if !here.exists() && !root.join(name).exists() {
+                missing.push(format!("{document}: {name}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// The help texts are what people hold on to; a change shows here.
@@ -722,6 +1153,7 @@ async fn help_texts_are_as_recorded() {
         "update",
         "logs",
         "doctor",
+        "stop",
     ] {
         let args: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
         let ran = alone(dir.path(), &args).await;

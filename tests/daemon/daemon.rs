@@ -146,7 +146,7 @@ impl Daemon {
 
     pub async fn status(&self) -> Status {
         let (client, _events) = Client::connect(&self.socket(), "test").await.unwrap();
-        client.call(StatusParams { limits: None }).await.unwrap()
+        client.call(StatusParams { limits: None, settings: None }).await.unwrap()
     }
 
     /// Its device id.

@@ -266,7 +266,10 @@ async fn a_daemon_is_started_when_none_answers() {
     soon(session.child.wait()).await.unwrap();
     let socket = home.path().join("run/commsd.sock");
     let (client, _events) = commsd::api::client::Client::connect(&socket, "test").await.unwrap();
-    let status = client.call(commsd::api::types::StatusParams { limits: None }).await.unwrap();
+    let status = client
+        .call(commsd::api::types::StatusParams { limits: None, settings: None })
+        .await
+        .unwrap();
     let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
 }
@@ -582,7 +585,7 @@ async fn the_command_line_calls_the_tool_word_for_word() {
     assert_eq!(done.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&done.stdout).contains("missing field `room`"), "{done:?}");
     let done = ran("{").await;
-    assert_eq!(done.status.code(), Some(1));
+    assert_eq!(done.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&done.stderr).contains("JSON"), "{done:?}");
     // Names of one's own, and the name of the machine.
     let watcher = Agent::attach(&daemon.socket(), "cli", Some("w"), daemon.home.path()).await;
