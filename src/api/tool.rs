@@ -9,12 +9,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::types::{
-    AcceptParams, AgentsParams, ApiError, DmParams, MachineNameParams, OwnStatus, PageSize,
-    PendingParams, PetnameClearParams, PetnameSetParams, PetnamesParams, RejectParams, Request,
-    RoomCreateParams, RoomDestroyParams, RoomHistoryParams, RoomInviteParams, RoomJoinParams,
-    RoomKickParams, RoomLeaveParams, RoomType, RoomsParams, SendParams, Text, Timing, UpdateParams,
-    Visibility, WhoamiParams,
+    AcceptParams, AgentsParams, ApiError, DmParams, GrantTerms, MachineNameParams, OwnStatus,
+    PageSize, PendingParams, PetnameClearParams, PetnameSetParams, PetnamesParams, RejectParams,
+    Request, RoomCreateParams, RoomDestroyParams, RoomHistoryParams, RoomInviteParams,
+    RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomType, RoomsParams, SendParams, Text, Time,
+    Timing, UpdateParams, VaultMode, Visibility, WhoamiParams,
 };
+use crate::codec::time::UnixMillis;
+
+/// The capabilities of shared vaults, as requests for them name them (decision 32).
+pub const VAULT_READ: &str = "x-commsd-vault:read";
+/// To write as well.
+pub const VAULT_WRITE: &str = "x-commsd-vault:write";
 
 pub mod feed;
 pub mod render;
@@ -364,6 +370,28 @@ actions! {
         reason: String,
         ;
     }
+    /// List who asks for a permission, and for what.
+    CapabilityPending = "capability_pending" { ; }
+    /// Give a permission that somebody asked for; ask your user first.
+    CapabilityAccept = "capability_accept" {
+        /// the request's id
+        request_id: String,
+        /// until when, in milliseconds since 1970
+        expires: u64,
+        ;
+        /// how often it may be passed on; not at all without it
+        delegations_remaining: u64,
+        /// less than was asked for
+        capability: String,
+    }
+    /// Say no to somebody who asked for a permission.
+    CapabilityReject = "capability_reject" {
+        /// the request's id
+        request_id: String,
+        ;
+        /// what it is told
+        reason: String,
+    }
     /// Give a device a name of your user's own.
     PetnameSet = "petname_set" {
         /// the device's full id
@@ -538,6 +566,7 @@ impl Action {
                 id: None,
                 room: Some(a.room.clone()),
                 requester: Some(a.requester_id.clone()),
+                terms: None,
             }
             .into(),
             Self::RoomReject(a) => RejectParams {
@@ -547,11 +576,45 @@ impl Action {
                 reason: a.reason.clone(),
             }
             .into(),
-            Self::RoomPending(_) | Self::MeshPending(_) => PendingParams {}.into(),
-            Self::MeshAccept(a) => {
-                AcceptParams { id: Some(a.connection_id.clone()), room: None, requester: None }
-                    .into()
+            Self::RoomPending(_) | Self::MeshPending(_) | Self::CapabilityPending(_) => {
+                PendingParams {}.into()
             }
+            Self::MeshAccept(a) => AcceptParams {
+                id: Some(a.connection_id.clone()),
+                room: None,
+                requester: None,
+                terms: None,
+            }
+            .into(),
+            Self::CapabilityAccept(a) => AcceptParams {
+                id: Some(a.request_id.clone()),
+                room: None,
+                requester: None,
+                terms: Some(GrantTerms {
+                    expires: Some(Time(UnixMillis(a.expires))),
+                    delegations_remaining: a.delegations_remaining,
+                    mode: match a.capability.as_deref() {
+                        None => None,
+                        Some(VAULT_READ) => Some(VaultMode::Read),
+                        Some(VAULT_WRITE) => Some(VaultMode::Write),
+                        Some(_) => {
+                            return Err(ApiError::new(
+                                ApiError::INVALID_PARAMS,
+                                "capability_accept: `capability` is not what was asked for",
+                                format!("it is {VAULT_READ} or {VAULT_WRITE}, or left out"),
+                            ));
+                        }
+                    },
+                }),
+            }
+            .into(),
+            Self::CapabilityReject(a) => RejectParams {
+                id: Some(a.request_id.clone()),
+                room: None,
+                requester: None,
+                reason: a.reason.clone(),
+            }
+            .into(),
             Self::MeshReject(a) => RejectParams {
                 id: Some(a.connection_id.clone()),
                 room: None,

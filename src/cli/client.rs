@@ -17,11 +17,12 @@ use crate::api::types::{
     AcceptParams, Acked, ActionParams, AgentInfo, AgentList, AgentStatus, AgentsParams, Answered,
     ApiError, AttachParams, Call, DeliveryStatus, DmParams, EventsAckParams, EventsSubscribeParams,
     History, Inbox, InboxParams, Label, Logs, LogsParams, MAX_TEXT_BYTES, PendingList,
-    PendingParams, RejectParams, Room, RoomCreateParams, RoomDestroyParams, RoomHistoryParams,
-    RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomList, RoomMembersParams,
-    RoomsParams, SendParams, SendResult, Status, StatusParams, Text, UpdateParams, Whoami,
-    WhoamiParams,
+    PendingParams, PendingRequest, RejectParams, Room, RoomCreateParams, RoomDestroyParams,
+    RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomList,
+    RoomMembersParams, RoomsParams, SendParams, SendResult, Status, StatusParams, Text,
+    UpdateParams, Whoami, WhoamiParams,
 };
+use crate::codec::time::UnixMillis;
 
 /// What the daemon is told this program is.
 pub(super) const PROGRAM: &str = "commsd-cli";
@@ -136,16 +137,19 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
             session.sent(session.client.call_waiting(params, waiting).await?)
         }
         ClientCommand::Pending { agent } => {
-            session.show_as(&agent, PendingParams {}, show_pending).await
+            session.attach_if(agent.name).await?;
+            session.show(PendingParams {}, show_pending).await
         }
-        ClientCommand::Accept { agent, which } => {
+        ClientCommand::Accept { agent, which, terms } => {
             let (id, room, requester) = named(which);
-            session.show_as(&agent, AcceptParams { id, room, requester }, show_answered).await
+            let terms = terms.terms(now());
+            session.attach_if(agent.name).await?;
+            session.show(AcceptParams { id, room, requester, terms }, show_answered).await
         }
         ClientCommand::Reject { agent, which, reason } => {
             let (id, room, requester) = named(which);
-            let params = RejectParams { id, room, requester, reason };
-            session.show_as(&agent, params, show_answered).await
+            session.attach_if(agent.name).await?;
+            session.show(RejectParams { id, room, requester, reason }, show_answered).await
         }
         ClientCommand::Inbox { agent, wait, max, peek } => {
             session.attach(&agent).await?;
@@ -171,6 +175,12 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
         ClientCommand::Logs { follow } => session.logs(follow, notifications).await,
         ClientCommand::Doctor => Ok(exit::DONE),
     }
+}
+
+/// The time on the clock.
+pub(super) fn now() -> UnixMillis {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    UnixMillis(since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
 }
 
 fn text(text: String) -> Result<Text, ApiError> {
@@ -611,11 +621,17 @@ fn show_pending(list: &PendingList) -> String {
                 request.requester.clone(),
                 request.requester_name.clone().unwrap_or_default(),
                 request.at.0.iso(),
-                request.room.clone().unwrap_or_default(),
+                request.room.clone().or_else(|| asked_for(request)).unwrap_or_default(),
             ]
         })
         .collect();
-    table_or(["ID", "KIND", "REQUESTER", "NAME", "AT", "ROOM"], &rows, "nothing is waiting")
+    let header = ["ID", "KIND", "REQUESTER", "NAME", "AT", "ROOM OR PERMISSION"];
+    table_or(header, &rows, "nothing is waiting")
+}
+
+/// `x-commsd-vault:read notes`
+fn asked_for(request: &PendingRequest) -> Option<String> {
+    Some(format!("{} {}", request.capability.as_ref()?, request.share.as_ref()?))
 }
 
 fn show_answered(answered: &Answered) -> String {
@@ -625,7 +641,7 @@ fn show_answered(answered: &Answered) -> String {
         (verb, request.id.clone()),
         ("kind", request.kind.to_string()),
         ("requester", request.requester.clone()),
-        ("room", request.room.clone().unwrap_or_default()),
+        ("for", request.room.clone().or_else(|| asked_for(request)).unwrap_or_default()),
     ])
 }
 

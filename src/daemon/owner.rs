@@ -16,6 +16,7 @@ use super::health::Health;
 use super::identities::{Identities, OpenError, OpenSlot};
 use super::keeping::Keeper;
 use super::logging::{self, Ring, emit, event};
+use super::vaults::{Desk, Done, OperatorReply, VaultReply};
 use crate::api::tool::Action;
 use crate::api::tool::render::{self, Viewer};
 use crate::api::types::{self, ApiError, RequestId, notification};
@@ -85,6 +86,10 @@ pub(super) enum Reply {
     Whoami,
     /// How far the mailbox is acknowledged.
     Acked,
+    /// What a vault elsewhere answered.
+    Vault(VaultReply),
+    /// What the operator asked for.
+    Operator(OperatorReply),
     /// The attach, which waited for the room of the agent's directory.
     Attached {
         /// The agent.
@@ -135,6 +140,7 @@ pub(super) struct Owner {
     pub(super) waiting: Vec<Waiting>,
     /// Agents whose mailbox has got something since the waits were last looked at.
     pub(super) news: BTreeSet<DeviceId>,
+    pub(super) desk: Desk,
     pub(super) next_op: u64,
     pub(super) change_seq: u64,
     pub(super) inputs: VecDeque<Input>,
@@ -150,6 +156,7 @@ pub(super) struct Sources {
     pub opened: mpsc::Receiver<Opening>,
     pub saved: mpsc::Receiver<Ticket>,
     pub stored: mpsc::Receiver<Vec<Report>>,
+    pub vaults: mpsc::Receiver<Done>,
     pub stop: CancellationToken,
 }
 
@@ -190,6 +197,7 @@ impl Owner {
                     }
                 }
                 Some(opening) = sources.opened.recv() => self.opened(opening),
+                Some(done) = sources.vaults.recv() => self.vault_done(done),
                 Some(reports) = sources.stored.recv() => self.stored(reports),
                 Some(ticket) = sources.saved.recv() => {
                     self.inputs.push_back(Input::IdentitySaved(ticket));
@@ -242,6 +250,7 @@ impl Owner {
                 }
             }
             Output::AgentEvent { agent, seq, event } => self.agent_event(agent, seq, &event),
+            Output::Service(call) => self.desk.serve(*call),
             Output::Reply { op, result } => self.command_answered(op, result),
             Output::ProbePids(agents) => {
                 let dead = agents
@@ -389,6 +398,7 @@ impl Owner {
                 cwd: params.cwd.clone(),
                 key: super::requests::raw_key(&params),
                 tokens: slot.tokens,
+                services: slot.services,
                 grants: slot.grants,
                 ephemeral: slot.ephemeral,
             }),
@@ -691,7 +701,8 @@ impl<'a> Pushed<'a> {
             | DeliveryEvent::InviteDeclined { .. }
             | DeliveryEvent::NameChanged { .. }
             | DeliveryEvent::ConnectionRequest { .. }
-            | DeliveryEvent::JoinOutcome { .. } => {}
+            | DeliveryEvent::JoinOutcome { .. }
+            | DeliveryEvent::CapabilityOutcome { .. } => {}
         }
         pushed
     }

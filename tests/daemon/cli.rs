@@ -269,7 +269,7 @@ fn cases() -> Vec<Case> {
         ),
         (
             &["accept", "--as", "ann", "9"],
-            AcceptParams { id: Some(s("9")), room: None, requester: None }.into(),
+            AcceptParams { id: Some(s("9")), room: None, requester: None, terms: None }.into(),
             json!({"request": pending, "accepted": true}),
         ),
         (

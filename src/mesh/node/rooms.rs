@@ -133,7 +133,7 @@ impl Node {
     }
 
     /// Asks for a change of an identity file; the ticket comes back once it is on disk.
-    fn save_identity(&mut self, device: DeviceId, change: IdentityChange) -> Ticket {
+    pub(super) fn save_identity(&mut self, device: DeviceId, change: IdentityChange) -> Ticket {
         let ticket = Ticket(self.id());
         self.save_begun(ticket);
         self.outputs.push_back(Output::SaveIdentity { ticket, device, change });

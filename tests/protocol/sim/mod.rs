@@ -11,3 +11,4 @@ mod intrusion;
 mod messages;
 mod random;
 mod rooms;
+mod services;
