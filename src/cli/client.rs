@@ -196,14 +196,14 @@ fn named(which: WhichRequest) -> (Option<String>, Option<String>, Option<String>
 }
 
 /// A connection and how to print.
-struct Session {
-    client: Client,
-    json: bool,
+pub(super) struct Session {
+    pub(super) client: Client,
+    pub(super) json: bool,
 }
 
 impl Session {
     /// Makes the connection the agent, or fails: acting as somebody else would be worse.
-    async fn attach(&self, agent: &AsAgent) -> Result<(), Failure> {
+    pub(super) async fn attach(&self, agent: &AsAgent) -> Result<(), Failure> {
         let cwd = std::env::current_dir().map_err(|error| {
             let what = format!("cannot tell the working directory: {error}");
             ApiError::new("cwd", what, "change into a directory that exists")
@@ -239,7 +239,11 @@ impl Session {
     }
 
     /// Asks, and prints the answer.
-    async fn show<P: Call>(&self, params: P, human: impl FnOnce(&P::Output) -> String) -> Done {
+    pub(super) async fn show<P: Call>(
+        &self,
+        params: P,
+        human: impl FnOnce(&P::Output) -> String,
+    ) -> Done {
         let result = self.client.call(params).await?;
         self.print(&result, human)?;
         Ok(exit::DONE)
@@ -256,7 +260,7 @@ impl Session {
         self.show(params, human).await
     }
 
-    fn print<T: Serialize>(
+    pub(super) fn print<T: Serialize>(
         &self,
         result: &T,
         human: impl FnOnce(&T) -> String,
