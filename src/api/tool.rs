@@ -24,6 +24,7 @@ pub const VAULT_WRITE: &str = "x-commsd-vault:write";
 
 pub mod feed;
 pub mod render;
+pub mod vault;
 
 /// The tool's name.
 pub const NAME: &str = "agent_comms";

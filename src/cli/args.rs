@@ -60,7 +60,7 @@ pub enum Command {
         shell: Shell,
     },
 
-    /// Keep a project's memory in its repository (EchoesVault); needs no daemon
+    /// Keep a project's memory in its repository (EchoesVault); only sharing needs the daemon
     #[command(disable_help_flag = true)]
     Vault {
         /// See `commsd vault --help`

@@ -61,6 +61,8 @@ pub const SERVICE_DEADLINE_MS: u64 = 25_000;
 const SERVICE_TIMEOUT_MS: u64 = SERVICE_DEADLINE_MS + 5_000;
 /// Life of a grant without another said, as that of room tokens (`rooms.md` 3.1).
 pub const GRANT_LIFE_MS: u64 = 30 * 24 * 3600 * 1000;
+/// Life of the grant of an agent whose key ends with its service: few such keep a share's table full.
+const PASSING_GRANT_MS: u64 = 24 * 3600 * 1000;
 /// Longest life of a grant: a revocation is remembered for about so long.
 pub const MAX_GRANT_LIFE_MS: u64 = 366 * 24 * 3600 * 1000;
 /// How often a granted token may be passed on at most.
@@ -382,7 +384,12 @@ impl Node {
         let barred = of_bearer().any(|(_, grant)| grant.revoked);
         if self.is_hosted(&from) && !barred {
             // The same user through the same daemon (decision 79).
-            let terms = GrantTerms { expires: valid_until, ..GrantTerms::default() };
+            let day = now.unix.plus(PASSING_GRANT_MS);
+            let expires = match self.agent(&from).is_some_and(|agent| agent.ephemeral) {
+                true => Some(valid_until.map_or(day, |until| until.min(day))),
+                false => valid_until,
+            };
+            let terms = GrantTerms { expires, ..GrantTerms::default() };
             return Answer::Now(match self.grant(name, from, write, terms, now) {
                 Ok(token) => ok_with([("granted-token", token.to_value())]),
                 Err(failed) => refused(failed.code, &failed.message),
@@ -1069,7 +1076,9 @@ impl Node {
             };
             match token::verify(&parsed, &context) {
                 Ok(_) => return Ok((candidate, token)),
-                Err(error) => why = Some(error),
+                Err(error) => {
+                    why.get_or_insert(error);
+                }
             }
         }
         let what = if write { "write to" } else { "read" };
