@@ -39,8 +39,8 @@ fn main() -> ExitCode {
             Ok(code) => code,
             Err(error) => cli::report(&error, json, exit::CONFIG),
         },
-        Command::Mcp { harness, name } => {
-            let start = start(&invocation.home, &invocation.socket);
+        Command::Mcp { harness, name, no_start } => {
+            let start = if no_start { None } else { start(&invocation.home, &invocation.socket) };
             let options = mcp::Options { socket: config.socket, start, harness, name };
             match mcp::run(options) {
                 Ok(code) => code,

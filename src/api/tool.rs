@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::types::{
-    AcceptParams, AgentsParams, ApiError, DmParams, GrantTerms, MachineNameParams, OwnStatus,
-    PageSize, PendingParams, PetnameClearParams, PetnameSetParams, PetnamesParams, RejectParams,
-    Request, RoomCreateParams, RoomDestroyParams, RoomHistoryParams, RoomInviteParams,
-    RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomType, RoomsParams, SendParams, Text, Time,
-    Timing, UpdateParams, VaultMode, Visibility, WhoamiParams,
+    AcceptParams, AgentsParams, ApiError, DmAdmitParams, DmParams, DmRevokeParams,
+    DmUseGrantParams, GrantTerms, MachineNameParams, OwnStatus, PageSize, PendingParams,
+    PetnameClearParams, PetnameSetParams, PetnamesParams, RejectParams, Request, RoomCreateParams,
+    RoomDestroyParams, RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams,
+    RoomLeaveParams, RoomType, RoomsParams, SendParams, Text, Time, Timing, UpdateParams,
+    VaultMode, Visibility, WhoamiParams,
 };
 use crate::codec::time::UnixMillis;
 
@@ -60,6 +61,12 @@ impl Field for String {
 impl Field for u64 {
     fn schema() -> Map<String, Value> {
         object(json!({"type": "integer", "minimum": 0}))
+    }
+}
+
+impl Field for bool {
+    fn schema() -> Map<String, Value> {
+        object(json!({"type": "boolean"}))
     }
 }
 
@@ -292,6 +299,28 @@ actions! {
         reply_to: String,
         /// when the reader should react
         streaming_behavior: Timing,
+    }
+    /// Let somebody write to you (and your user's other agents) without being asked; hand on the grant.
+    DmAdmit = "dm_admit" {
+        /// id, its first 8 or more digits, or name of an agent; of a user the full id
+        target: String,
+        ;
+        /// the id is a user's, for all of its agents
+        principal: bool,
+    }
+    /// Open a conversation with a grant that you were given.
+    DmUseGrant = "dm_use_grant" {
+        /// who issued the grant: id, its first 8 or more digits, or name of an agent
+        target: String,
+        /// the grant's text
+        grant: String,
+        ;
+    }
+    /// Withdraw a grant; a conversation that it has opened stays open.
+    DmRevoke = "dm_revoke" {
+        /// who was admitted: id, its first 8 or more digits, or name; of a user the full id
+        target: String,
+        ;
     }
     /// List the agents you can see.
     ListAgents = "list_agents" { ; }
@@ -536,6 +565,13 @@ impl Action {
                 wait: None,
             }
             .into(),
+            Self::DmAdmit(a) => {
+                DmAdmitParams { agent: a.target.clone(), principal: a.principal }.into()
+            }
+            Self::DmUseGrant(a) => {
+                DmUseGrantParams { agent: a.target.clone(), grant: a.grant.clone() }.into()
+            }
+            Self::DmRevoke(a) => DmRevokeParams { agent: a.target.clone() }.into(),
             Self::ListAgents(_) => AgentsParams {}.into(),
             Self::ReadRoom(a) => RoomHistoryParams {
                 room: a.room.clone(),

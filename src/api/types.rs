@@ -440,6 +440,12 @@ methods! {
     Send(SendParams) = "send" => SendResult;
     /// A direct message.
     Dm(DmParams) = "dm.send" | "dm" => SendResult;
+    /// Lets somebody write to this user's agents without a question.
+    DmAdmit(DmAdmitParams) = "dm.admit" => DmAdmitted;
+    /// Opens a conversation with a grant that was given to this agent or its user.
+    DmUseGrant(DmUseGrantParams) = "dm.use_grant" => DmOpened;
+    /// Withdraws such a grant.
+    DmRevoke(DmRevokeParams) = "dm.revoke" => DmRevoked;
     /// What waits for this agent's yes or no.
     Pending(PendingParams) = "pending.list" | "pending" => PendingList;
     /// Yes to a waiting request.
@@ -702,6 +708,31 @@ params! {
         reply_to: String,
         /// How long to wait for a stranger's consent; not at all without it.
         wait: WaitSecs,
+    }
+
+    /// `dm.admit`.
+    DmAdmitParams {
+        /// Id, unambiguous prefix of it, or unambiguous name; of a user the full id.
+        agent: String,
+        ;
+        /// The id is a user's, who may hand the grant on to its devices.
+        principal: bool,
+    }
+
+    /// `dm.use_grant`.
+    DmUseGrantParams {
+        /// Id, unambiguous prefix of it, or unambiguous name.
+        agent: String,
+        /// The grant's text.
+        grant: String,
+        ;
+    }
+
+    /// `dm.revoke`.
+    DmRevokeParams {
+        /// Id, unambiguous prefix of it, or unambiguous name; of a user the full id.
+        agent: String,
+        ;
     }
 
     /// `pending.list`.
@@ -1410,6 +1441,32 @@ results! {
     Petnames {
         /// Ordered by device.
         petnames: Vec<Petname>,
+    }
+
+    /// `dm.admit`.
+    DmAdmitted {
+        /// Full id of the device or user that is admitted.
+        bearer: String,
+        /// It is a user.
+        principal: bool,
+        /// Full id of the agent that can be written to.
+        agent: String,
+        /// What the other side needs, in one line.
+        grant: String,
+    }
+
+    /// `dm.use_grant`.
+    DmOpened {
+        /// Full id of the agent that can be written to now.
+        agent: String,
+    }
+
+    /// `dm.revoke`.
+    DmRevoked {
+        /// Full id of the device or user.
+        bearer: String,
+        /// Whether there was a grant.
+        revoked: bool,
     }
 
     /// `petname.set`, `petname.clear`.

@@ -52,6 +52,9 @@ pub enum Command {
         /// The agent's name
         #[arg(long, value_name = "N")]
         name: Option<String>,
+        /// Do not start a daemon; wait for one that something else starts
+        #[arg(long)]
+        no_start: bool,
     },
 
     /// Print a completion script
@@ -227,8 +230,8 @@ pub enum RoomCommand {
         agent: AsAgent,
         /// Its name
         name: String,
-        /// Who finds and joins it: public (everybody), private (the invited) or secret (only
-        /// members know it)
+        /// Who finds and joins it: public (everybody), private (everybody finds it; the invited
+        /// join, and whom the owner lets in) or secret (only members and the invited know it)
         #[arg(long = "type", value_name = "TYPE")]
         kind: Option<RoomType>,
         /// What it is for

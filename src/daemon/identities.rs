@@ -12,6 +12,7 @@ use crate::identity::certificate::{self, Certificate};
 use crate::identity::device::{DeviceId, DeviceKey};
 use crate::identity::entropy::{self, Entropy, OsEntropy};
 use crate::identity::files::BaseDir;
+use crate::identity::issuer::{IssuerError, IssuerFile, IssuerKind, IssuerTable};
 use crate::identity::keyfile::{Change, Opening};
 use crate::identity::lock::{self, Claim, HeldLock};
 use crate::identity::process::SystemProcesses;
@@ -301,9 +302,13 @@ impl Thread {
     }
 
     fn save(&mut self, device: DeviceId, change: &IdentityChange) {
-        // An ephemeral identity has no file.
-        let Some(held) = self.slots.get_mut(&device) else { return };
         let change = match change {
+            IdentityChange::DmGrant { bearer, token_id } => {
+                if let Err(error) = self.save_dm_grant(*bearer, token_id.as_deref()) {
+                    report(device, error.code(), &error.to_string());
+                }
+                return;
+            }
             IdentityChange::RoomToken { path, token } => Change {
                 table: SlotTable::RoomTokens,
                 key: path.to_string(),
@@ -317,15 +322,32 @@ impl Thread {
             IdentityChange::IssuedGrant { path, member, token_id } => Change {
                 table: SlotTable::IssuedGrants,
                 key: format!("{path}::{member}"),
-                value: token_id
-                    .as_ref()
-                    .map(|id| serde_json::Value::String(data_encoding::BASE64.encode(id))),
+                value: token_id.as_deref().map(id_value),
             },
         };
+        // An ephemeral identity has no file.
+        let Some(held) = self.slots.get_mut(&device) else { return };
         if let Err(error) = held.slot.apply(&held.lock, &[change]) {
             report(device, error.code(), &error.to_string());
         }
     }
+
+    /// What the user has granted is in the user's file, for all of its programs.
+    fn save_dm_grant(
+        &mut self,
+        bearer: DeviceId,
+        token_id: Option<&[u8]>,
+    ) -> Result<(), IssuerError> {
+        let (mut user, _) =
+            IssuerFile::open(&self.dir, IssuerKind::User, unix_now(), &mut self.entropy)?;
+        let value = token_id.map(id_value);
+        user.apply(&[Change { table: IssuerTable::IssuedDmGrants, key: bearer.hex(), value }])
+    }
+}
+
+/// A token id as the files have it.
+fn id_value(id: &[u8]) -> serde_json::Value {
+    serde_json::Value::String(data_encoding::BASE64.encode(id))
 }
 
 fn own_certificate(

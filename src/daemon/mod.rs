@@ -7,6 +7,7 @@ mod identities;
 mod keeping;
 pub mod logging;
 mod owner;
+mod project_rooms;
 mod requests;
 mod vaults;
 

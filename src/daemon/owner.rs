@@ -16,6 +16,7 @@ use super::health::Health;
 use super::identities::{Identities, OpenError, OpenSlot};
 use super::keeping::Keeper;
 use super::logging::{self, Ring, emit, event};
+use super::project_rooms::{Project, SETTLE_EVERY};
 use super::vaults::{Desk, Done, OperatorReply, VaultReply};
 use crate::api::tool::Action;
 use crate::api::tool::render::{self, Viewer};
@@ -25,11 +26,8 @@ use crate::identity::files::BaseDir;
 use crate::identity::process::{Liveness, Processes as _, SystemProcesses};
 use crate::mesh::events::DeliveryEvent;
 use crate::mesh::journal::Ticket;
-use crate::mesh::node::{
-    AddDevice, AgentSpec, Command, Input, MAX_ROOM_NAME_BYTES, Node, OpId, Output,
-};
-use crate::mesh::records::{Now, RoomType};
-use crate::mesh::wire::room_path::{self, RoomPath};
+use crate::mesh::node::{AddDevice, AgentSpec, Input, Node, OpId, Output};
+use crate::mesh::records::Now;
 use crate::runtime::clock::Clock;
 use crate::runtime::hub::{AddDeviceError, Hub};
 use crate::runtime::link::Inputs;
@@ -64,6 +62,8 @@ pub(super) struct Hosted {
     pub harness: String,
     pub ephemeral: bool,
     pub clients: Vec<ConnId>,
+    /// Its place in the room of its directory, if it wants one.
+    pub project: Option<Project>,
 }
 
 /// A request to be answered when something has happened.
@@ -82,6 +82,12 @@ pub(super) enum Reply {
     Send(types::DeliveryStatus),
     /// A decision on this request.
     Answered(Box<types::PendingRequest>, bool),
+    /// A grant for a device or a user.
+    Granted { bearer: DeviceId, principal: bool },
+    /// A conversation opened with a grant.
+    Opened(DeviceId),
+    /// A grant withdrawn.
+    Revoked(DeviceId),
     /// The agent's own record.
     Whoami,
     /// How far the mailbox is acknowledged.
@@ -166,6 +172,7 @@ impl Owner {
         let mut drain_until: Option<u64> = None;
         let mut watchdog = super::watchdog();
         let mut look_at_health = tokio::time::interval(HEALTH_EVERY);
+        let mut settle_projects = tokio::time::interval(SETTLE_EVERY);
         self.restore_slots();
         loop {
             let now = self.clock.now();
@@ -204,6 +211,7 @@ impl Owner {
                 }
                 () = self.ring.grown() => {}
                 () = watchdog.due() => {}
+                _ = settle_projects.tick() => self.settle_project_rooms(),
                 _ = look_at_health.tick() => drop(self.look_at_health()),
                 () = tokio::time::sleep_until(wake) => self.inputs.push_back(Input::Tick),
             }
@@ -364,7 +372,7 @@ impl Owner {
         if !here && slot.ephemeral {
             return;
         }
-        let project = (params.project_room == Some(true)).then(|| params.cwd.clone());
+        let project = params.project_room == Some(true);
         let data_port = match self.hub.add_device(&slot.key, &slot.certificate) {
             Ok(port) => port,
             Err(error) => {
@@ -387,6 +395,7 @@ impl Owner {
                 harness: params.harness.as_str().to_owned(),
                 ephemeral: slot.ephemeral,
                 clients: Vec::new(),
+                project: project.then(|| Project::of(&params.cwd)),
             },
         );
         self.inputs.push_back(Input::AddDevice(Box::new(AddDevice {
@@ -405,9 +414,10 @@ impl Owner {
         })));
         self.turn();
         let Some((conn, id)) = client else { return };
-        match project {
-            Some(cwd) => self.enter_project_room(agent, &cwd, (conn, id, slot.reason)),
-            None => self.attach(conn, &id, agent, slot.reason),
+        if project {
+            self.enter_project_room(agent, (conn, id, slot.reason));
+        } else {
+            self.attach(conn, &id, agent, slot.reason);
         }
     }
 
@@ -426,46 +436,6 @@ impl Owner {
                     .with("reason", &error.message),
             ),
         }
-    }
-
-    /// Puts an agent into the room of its directory: that of an agent which is there already, else
-    /// one of its own (`surfaces.md` 10, D11). Its client is answered when that has been done or has
-    /// failed, so that it can speak there at once.
-    fn enter_project_room(
-        &mut self,
-        agent: DeviceId,
-        cwd: &str,
-        (conn, id, reason): (ConnId, RequestId, Option<String>),
-    ) {
-        let base = std::path::Path::new(cwd).file_name().unwrap_or_default().to_string_lossy();
-        let mut name = room_path::slug(&base).unwrap_or_else(|| "project".to_owned());
-        name.truncate(name.floor_char_boundary(MAX_ROOM_NAME_BYTES));
-        let rooms = self.node.rooms(Some(&agent));
-        let shared = rooms
-            .iter()
-            .filter(|view| view.record.name == name && view.record.kind == RoomType::Public)
-            .filter(|view| {
-                let owner = self.node.agent_by_id(&view.record.owner, self.now());
-                view.record.owner == agent || owner.is_some_and(|owner| owner.record.cwd == cwd)
-            })
-            // Everybody takes the same one of several.
-            .min_by(|a, b| {
-                (&a.record.created_at, a.record.owner).cmp(&(&b.record.created_at, b.record.owner))
-            })
-            .and_then(|view| RoomPath::parse(&view.record.id).ok());
-        let command = match shared {
-            Some(path) => Command::JoinRoom(path),
-            None => Command::CreateRoom {
-                name,
-                kind: RoomType::Public,
-                description: format!("Project room for {cwd}"),
-            },
-        };
-        self.next_op += 1;
-        let op = OpId(self.next_op);
-        self.replies.insert(op, (conn, id, Reply::Attached { agent, reason }));
-        self.inputs.push_back(Input::Command { op, agent, command });
-        self.turn();
     }
 
     /// Makes a connection a client of an agent in service and answers its attach.

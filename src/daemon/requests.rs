@@ -1,6 +1,7 @@
 //! Requests of local clients: names become ids, requests become node commands or views, and
 //! views become the API's values. The sender of everything is the connection's agent.
 
+use data_encoding::BASE64;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -14,7 +15,7 @@ use crate::api::types::{
 use crate::codec::text::truncate_chars;
 use crate::identity::device::DeviceId;
 use crate::identity::entropy::OsEntropy;
-use crate::identity::issuer::{IssuerError, IssuerFile, IssuerKind};
+use crate::identity::issuer::{IssuerError, IssuerFile, IssuerKind, IssuerTable};
 use crate::identity::names;
 use crate::identity::petnames::{self, Petnames, PetnamesError};
 use crate::mesh::events::DeliveryState;
@@ -23,7 +24,8 @@ use crate::mesh::node::{
 };
 use crate::mesh::records::{self, AgentRecord};
 use crate::mesh::wire::capability;
-use crate::mesh::wire::room_path::RoomPath;
+use crate::mesh::wire::cose::CoseSign1;
+use crate::mesh::wire::room_path::{self, RoomPath};
 use crate::runtime::local_socket::ConnId;
 use crate::runtime::sys;
 
@@ -31,6 +33,8 @@ use crate::runtime::sys;
 const MIN_PREFIX: usize = 8;
 /// Characters left of a peer's text where a list is too long.
 const MAX_SHORT_CHARS: usize = 64;
+/// Bytes of a grant's text; a delegated one has 1,500.
+const MAX_GRANT_TEXT: usize = 16 * 1024;
 /// Candidates listed when a name is ambiguous.
 const MAX_CANDIDATES: usize = 8;
 
@@ -261,7 +265,7 @@ impl Owner {
                 Reply::Room,
             ),
             Request::RoomJoin(p) => {
-                (Command::JoinRoom(self.find_room(&p.room, &agent)?), Reply::Room)
+                (Command::JoinRoom(self.find_room_to_join(&p.room, &agent)?), Reply::Room)
             }
             Request::RoomLeave(p) => {
                 let path = self.find_room(&p.room, &agent)?;
@@ -318,6 +322,36 @@ impl Owner {
                 },
                 Reply::Send(types::DeliveryStatus::AwaitingConsent),
             ),
+            Request::DmAdmit(p) => {
+                let principal = p.principal == Some(true);
+                let bearer = self.grant_bearer(&p.agent, principal, &agent)?;
+                let known = self.dm_grant_of(&bearer)?;
+                let reply = Reply::Granted { bearer, principal };
+                (Command::AdmitDm { bearer, principal, known }, reply)
+            }
+            Request::DmUseGrant(p) => {
+                let to = self.find_agent(&p.agent, &agent)?;
+                let grant = CoseSign1::from_text(&p.grant)
+                    .ok()
+                    .filter(|_| p.grant.len() <= MAX_GRANT_TEXT)
+                    .ok_or_else(|| {
+                        ApiError::new(
+                            "invalid_token",
+                            "that is no grant",
+                            "copy the whole line that dm_admit printed on the other side",
+                        )
+                    })?;
+                (Command::UseDmGrant { to, grant }, Reply::Opened(to))
+            }
+            Request::DmRevoke(p) => {
+                let bearer = self.grant_bearer(&p.agent, false, &agent)?;
+                let Some(token_id) = self.dm_grant_of(&bearer)? else {
+                    let none = types::DmRevoked { bearer: bearer.hex(), revoked: false };
+                    self.answer(conn, id, Ok(none));
+                    return Ok(());
+                };
+                (Command::RevokeDm { bearer, token_id }, Reply::Revoked(bearer))
+            }
             Request::Pending(_) => {
                 let requests = self.pending(Some(&agent));
                 self.answer(conn, id, Ok(types::PendingList { requests }));
@@ -492,7 +526,30 @@ impl Owner {
                 self.answer(conn, &id, Ok(types::Acked { seq }));
             }
             (Reply::Vault(reply), result) => self.vault_answered(conn, &id, reply, result),
-            (Reply::Room | Reply::Send(_) | Reply::Attached { .. } | Reply::Operator(_), _) => {
+            (Reply::Granted { bearer, principal }, CommandResult::Grant(grant)) => {
+                let admitted = types::DmAdmitted {
+                    bearer: bearer.hex(),
+                    principal,
+                    agent: agent.hex(),
+                    grant: grant.to_text(),
+                };
+                self.answer(conn, &id, Ok(admitted));
+            }
+            (Reply::Opened(with), _) => {
+                self.answer(conn, &id, Ok(types::DmOpened { agent: with.hex() }));
+            }
+            (Reply::Revoked(bearer), _) => {
+                let revoked = types::DmRevoked { bearer: bearer.hex(), revoked: true };
+                self.answer(conn, &id, Ok(revoked));
+            }
+            (
+                Reply::Room
+                | Reply::Send(_)
+                | Reply::Attached { .. }
+                | Reply::Granted { .. }
+                | Reply::Operator(_),
+                _,
+            ) => {
                 self.refuse(conn, &id, ApiError::plain("internal", "no such result"));
             }
         }
@@ -697,6 +754,35 @@ impl Owner {
     }
 
     /// Changes the name of this machine for all its bridges, and in what our agents say.
+    /// Whom a grant is for. A user is no agent, so it has to be named in full.
+    fn grant_bearer(
+        &self,
+        text: &str,
+        principal: bool,
+        viewer: &DeviceId,
+    ) -> Result<DeviceId, ApiError> {
+        if principal && DeviceId::parse(text).is_none() {
+            return Err(ApiError::new(
+                "invalid_device",
+                "a user is named by its full id",
+                "its agents see it with whoami, as Principal",
+            ));
+        }
+        self.find_agent(text, viewer)
+    }
+
+    /// The id of the grant that a device or user has from our user, whichever program issued it.
+    fn dm_grant_of(&self, bearer: &DeviceId) -> Result<Option<[u8; 16]>, ApiError> {
+        let mut entropy =
+            OsEntropy::open().map_err(|error| ApiError::plain("entropy", error.to_string()))?;
+        let now = self.now().unix;
+        let (user, _) = IssuerFile::open(&self.base, IssuerKind::User, now, &mut entropy)
+            .map_err(|error| ApiError::plain(error.code(), error.to_string()))?;
+        let id = user.entry(IssuerTable::IssuedDmGrants, &bearer.hex());
+        let id = id.and_then(Value::as_str).and_then(|id| BASE64.decode(id.as_bytes()).ok());
+        Ok(id.and_then(|id| id.try_into().ok()))
+    }
+
     fn machine_named(&mut self, name: Option<String>) -> Result<types::MachineName, ApiError> {
         let failed = |error: IssuerError| ApiError::plain(error.code(), error.to_string());
         let mut entropy =
@@ -763,23 +849,50 @@ impl Owner {
         ))
     }
 
+    /// The room that an agent means. Of several, one that it is in: a stranger can give its own
+    /// room any name.
     fn find_room(&self, text: &str, viewer: &DeviceId) -> Result<RoomPath, ApiError> {
+        self.room_called(text, viewer, true)
+    }
+
+    /// The room that an agent wants to get into.
+    fn find_room_to_join(&self, text: &str, viewer: &DeviceId) -> Result<RoomPath, ApiError> {
+        self.room_called(text, viewer, false)
+    }
+
+    fn room_called(
+        &self,
+        text: &str,
+        viewer: &DeviceId,
+        prefer_joined: bool,
+    ) -> Result<RoomPath, ApiError> {
         if let Ok(path) = RoomPath::parse(text) {
             return Ok(path);
         }
-        let mut found: Vec<RoomPath> = self
-            .node
-            .rooms(Some(viewer))
-            .into_iter()
-            .filter(|view| view.record.name == text)
-            .filter_map(|view| RoomPath::parse(&view.record.id).ok())
-            .collect();
-        // Rooms it was invited to are known by their tokens alone.
-        for path in self.node.token_paths(viewer) {
-            if path.local_name().trim_start_matches('_') == text && !found.contains(&path) {
-                found.push(path);
+        // Rooms are listed by what their names were made into.
+        let slug = room_path::slug(text);
+        let is_meant = |name: &str| name == text || Some(name) == slug.as_deref();
+        let (mut joined, mut others) = (Vec::new(), Vec::new());
+        for view in self.node.rooms(Some(viewer)) {
+            if let Ok(path) = RoomPath::parse(&view.record.id)
+                && is_meant(&view.record.name)
+            {
+                let list = if prefer_joined && view.joined { &mut joined } else { &mut others };
+                list.push(path);
             }
         }
+        // Rooms it was invited to are known by their tokens alone.
+        for path in self.node.token_paths(viewer) {
+            let known = joined.contains(&path) || others.contains(&path);
+            if is_meant(path.local_name().trim_start_matches('_')) && !known {
+                others.push(path);
+            }
+        }
+        let found = match joined.len() {
+            0 => others,
+            1 => joined,
+            _ => self.settled_of(viewer, &joined).map_or(joined, |one| vec![one]),
+        };
         match found.as_slice() {
             [] => Err(no_room(text)),
             [one] => Ok(one.clone()),

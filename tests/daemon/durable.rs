@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use commsd::api::client::{Client, Notification, Notifications};
 use commsd::api::types::{
-    AttachParams, DeliveryStatus, DmParams, Event, EventsAckParams, EventsSubscribeParams,
-    PendingKind, RoomCreateParams, RoomHistoryParams, RoomJoinParams, RoomKickParams, SendParams,
-    UpdateParams, Visibility, WhoamiParams,
+    AgentsParams, AttachParams, DeliveryStatus, DmParams, Event, EventsAckParams,
+    EventsSubscribeParams, PendingKind, RoomCreateParams, RoomHistoryParams, RoomJoinParams,
+    RoomKickParams, SendParams, UpdateParams, Visibility, WhoamiParams,
 };
 use commsd::identity::entropy::{Entropy as _, SeededEntropy};
 use parking_lot::Mutex;
@@ -71,11 +71,18 @@ async fn mail_and_acknowledgements_outlive_the_daemon() {
     let third = bob.wait_dm("mail 2").await;
     let last = bob.wait_dm("mail 5").await;
     bob.ack(&third).await;
-    drop((alice, bob));
+    // One of a harness, which is not in service between its sessions.
+    let eve = Agent::attach(&daemon.socket(), "mcp", Some("eve"), daemon.home.path()).await;
+    let eve_id = eve.id.clone();
+    drop((alice, bob, eve));
     let home = daemon.kill().await;
 
     let daemon = Daemon::start_with(home, ports, &[]).await;
     let mut bob = daemon.agent("bob").await;
+    let agents = bob.client.call(AgentsParams {}).await.unwrap().agents;
+    let eve = agents.iter().find(|agent| agent.id == eve_id).unwrap();
+    let own = agents.iter().find(|agent| agent.id == bob.id).unwrap();
+    assert!(eve.local && eve.machine == own.machine, "of this daemon, though away: {eve:?}");
     let mut seqs = Vec::new();
     for n in 3..6 {
         seqs.push(bob.wait_dm(&format!("mail {n}")).await.seq);

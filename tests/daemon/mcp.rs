@@ -26,11 +26,17 @@ struct Harness {
 }
 
 impl Harness {
+    /// A session that starts no daemon: one would outlive the test's own.
     fn spawn(home: &Path, cwd: &Path, harness: &str) -> Self {
+        Self::spawn_with(home, cwd, harness, &["--no-start"])
+    }
+
+    fn spawn_with(home: &Path, cwd: &Path, harness: &str, args: &[&str]) -> Self {
         std::fs::create_dir_all(cwd).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_commsd"))
             .args(["mcp", "--harness", harness, "--home"])
             .arg(home)
+            .args(args)
             .current_dir(cwd)
             .env_clear()
             .env("HOME", home)
@@ -134,6 +140,19 @@ impl Harness {
         panic!("no {wanted:?} in {}", self.heard);
     }
 
+    /// The rooms it is in.
+    async fn rooms(&mut self) -> Vec<String> {
+        let text = self.action(json!({"action": "whoami"})).await;
+        let rooms = text.lines().find_map(|line| line.strip_prefix("Rooms: ")).unwrap();
+        rooms.split(", ").filter(|room| room.contains('/')).map(str::to_owned).collect()
+    }
+
+    async fn room(&mut self) -> String {
+        let rooms = self.rooms().await;
+        assert_eq!(rooms.len(), 1, "{rooms:?}");
+        rooms.into_iter().next().unwrap()
+    }
+
     async fn id(&mut self) -> String {
         let text = self.action(json!({"action": "whoami"})).await;
         text.lines().next().unwrap().strip_prefix("ID: ").unwrap().to_owned()
@@ -214,9 +233,18 @@ async fn without_a_daemon_a_call_says_why() {
     // One that is right, where no daemon can live.
     std::fs::remove_file(home.path().join("config.toml")).unwrap();
     std::fs::write(home.path().join("run"), "in the way").unwrap();
-    let mut session = Harness::start(home.path(), &home.path().join("w"), "mcp").await;
-    let (text, error) = session.tool("agent_comms", json!({"action": "whoami"})).await;
-    assert!(error && text.contains("daemon"), "{text}");
+    let mut session = Harness::spawn_with(home.path(), &home.path().join("w"), "mcp", &[]);
+    session.initialize("2025-06-18").await;
+    // And one that may start none, where it could.
+    let other = tempfile::tempdir().unwrap();
+    let mut waiting = Harness::start(other.path(), &other.path().join("w"), "mcp").await;
+    let whoami = || json!({"action": "whoami"});
+    let said =
+        tokio::join!(session.tool("agent_comms", whoami()), waiting.tool("agent_comms", whoami()));
+    for (text, error) in [said.0, said.1] {
+        assert!(error && text.contains("daemon"), "{text}");
+    }
+    assert!(!other.path().join("run").exists(), "nobody was started");
 }
 
 #[tokio::test]
@@ -228,7 +256,9 @@ async fn a_daemon_is_started_when_none_answers() {
         format!("port = {}\nfirst-contact-port = {}\n", ports.tcp, ports.udp),
     )
     .unwrap();
-    let mut session = Harness::start(home.path(), &home.path().join("w"), "mcp").await;
+    let cwd = home.path().join("w");
+    let mut session = Harness::spawn_with(home.path(), &cwd, "mcp", &[]);
+    session.initialize("2025-06-18").await;
     let text = session.action(json!({"action": "whoami"})).await;
     assert!(text.contains("Harness: mcp"), "{text}");
     // It outlives the session that started it.
@@ -415,6 +445,44 @@ async fn claude_code_is_told_at_once_and_by_the_senders_hint() {
 }
 
 #[tokio::test]
+async fn agents_of_one_directory_find_together_whoever_comes_and_goes() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let home = daemon.home.path();
+    let cwd = home.join("work");
+    let mut ann = Harness::start(home, &cwd, "codex").await;
+    ann.action(json!({"action": "register", "name": "ann"})).await;
+    let first = ann.room().await;
+    // The owner goes: who comes now cannot be let in there.
+    drop(ann.stdin.take());
+    soon(ann.child.wait()).await.unwrap();
+    let mut bob = Harness::start(home, &cwd, "mcp").await;
+    let second = bob.room().await;
+    assert_ne!(first, second, "one of its own, not none");
+    bob.action(json!({"action": "send", "room": "work", "content": "anybody"})).await;
+    // A third finds the one whose owner is here.
+    let mut eve = Harness::start(home, &cwd, "pi").await;
+    assert_eq!(eve.room().await, second);
+    // The first owner is back, and all are in its room alone.
+    let mut ann = Harness::start(home, &cwd, "codex").await;
+    for agent in [&mut ann, &mut bob, &mut eve] {
+        for _ in 0..10 {
+            if agent.rooms().await == std::slice::from_ref(&first) {
+                break;
+            }
+            agent.wait().await;
+        }
+        assert_eq!(agent.room().await, first);
+    }
+    eve.action(json!({"action": "send", "room": "work", "content": "all here"})).await;
+    ann.wait_for("│ all here").await;
+    bob.wait_for("│ all here").await;
+    // One that leaves is not brought back.
+    eve.action(json!({"action": "leave_room", "room": "work"})).await;
+    eve.wait().await;
+    assert!(eve.rooms().await.is_empty());
+}
+
+#[tokio::test]
 async fn a_second_session_of_a_harness_in_one_directory_is_told_who_it_is() {
     let daemon = Daemon::start(Ports::free()).await;
     let cwd = daemon.home.path().join("work");
@@ -427,6 +495,49 @@ async fn a_second_session_of_a_harness_in_one_directory_is_told_who_it_is() {
     // Said once.
     let text = second.action(json!({"action": "whoami"})).await;
     assert!(!text.contains("Note:"), "{text}");
+}
+
+#[tokio::test]
+async fn a_grant_that_people_hand_on_opens_a_conversation() {
+    let ports = Ports::free();
+    let (here, there) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+    let mut ann = Harness::start(here.home.path(), &here.home.path().join("a"), "codex").await;
+    let mut bob = Harness::start(there.home.path(), &there.home.path().join("b"), "mcp").await;
+    let (ann_id, bob_id) = (ann.id().await, bob.id().await);
+    tokio::join!(here.has_met(&bob_id), there.has_met(&ann_id));
+    let admitted = ann.action(json!({"action": "dm_admit", "target": bob_id})).await;
+    let lines: Vec<&str> = admitted.lines().collect();
+    assert_eq!(lines.len(), 3, "{admitted}");
+    assert!(lines[0].contains(&bob_id), "{admitted}");
+    assert!(lines[1].contains("dm_use_grant") && lines[1].contains(&ann_id), "{admitted}");
+    let grant = lines[2].to_owned();
+    // The user's file has it, as every program of this user reads it.
+    let file = here.home.path().join("agent-comms/user-identity.json");
+    let issued = || -> Value { serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap() };
+    assert!(issued()["issuedDmGrants"][&bob_id].is_string());
+
+    let wrong = json!({"action": "dm_use_grant", "target": ann_id, "grant": "bm90aGluZw"});
+    let (text, error) = bob.tool("agent_comms", wrong).await;
+    assert!(error && text.contains("(invalid_token)"), "{text}");
+    bob.action(json!({"action": "dm_use_grant", "target": ann_id, "grant": grant})).await;
+    let sent = bob.action(json!({"action": "dm", "target": ann_id, "content": "at once"})).await;
+    assert!(sent.contains("delivered"), "{sent}");
+    ann.wait_for("│ at once").await;
+    let pending = ann.action(json!({"action": "room_pending"})).await;
+    assert!(pending.contains("nobody waits"), "{pending}");
+
+    let revoke = json!({"action": "dm_revoke", "target": bob_id});
+    assert!(ann.action(revoke.clone()).await.contains("Withdrew"));
+    assert!(issued()["issuedDmGrants"][&bob_id].is_null());
+    assert!(ann.action(revoke).await.contains("had no grant"));
+    let (text, error) = bob
+        .tool("agent_comms", json!({"action": "dm_use_grant", "target": ann_id, "grant": grant}))
+        .await;
+    assert!(error && text.contains("(grant_rejected)"), "{text}");
+    // A user is named in full.
+    let user = json!({"action": "dm_admit", "target": "bob", "principal": true});
+    let (text, error) = ann.tool("agent_comms", user).await;
+    assert!(error && text.contains("Principal"), "{text}");
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use commsd::api::types::{
-    AgentsParams, DeliveryStatus, PendingKind, RoomCreateParams, RoomJoinParams, RoomsParams,
-    SendParams,
+    AgentsParams, DeliveryStatus, PendingKind, RoomCreateParams, RoomHistoryParams, RoomJoinParams,
+    RoomsParams, SendParams,
 };
 
 use crate::daemon::{Agent, Daemon, Ports, command};
@@ -207,6 +207,32 @@ async fn without_udp_the_port_is_enough() {
         .await;
     let health = one.status().await.health;
     assert!(health.iter().any(|h| h.code == "first_contact_unavailable"), "{health:?}");
+}
+
+#[tokio::test]
+async fn a_room_is_meant_by_any_spelling_of_its_name_and_strangers_do_not_make_it_ambiguous() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (alice, bob) = (daemon.agent("alice").await, daemon.agent("bob").await);
+    let create = || RoomCreateParams { name: "my room".into(), r#type: None, description: None };
+    let hers = alice.client.call(create()).await.unwrap();
+    let his = bob.client.call(create()).await.unwrap();
+    let send = |room: &str| SendParams {
+        room: room.into(),
+        text: "x".to_owned().try_into().unwrap(),
+        timing: None,
+        reply_to: None,
+    };
+    for name in ["my room", "my-room"] {
+        alice.client.call(send(name)).await.unwrap();
+        // Whoever wants to get in has to say which.
+        let join = RoomJoinParams { room: name.into() };
+        assert_eq!(alice.client.call(join).await.unwrap_err().code, "ambiguous_room");
+    }
+    let told = |room: &str| RoomHistoryParams { room: room.into(), since: None, limit: None };
+    assert_eq!(alice.client.call(told(&hers.path)).await.unwrap().messages.len(), 2);
+    assert_eq!(bob.client.call(told(&his.path)).await.unwrap().messages.len(), 0);
+    alice.client.call(RoomJoinParams { room: his.path }).await.unwrap();
+    assert_eq!(alice.client.call(send("my room")).await.unwrap_err().code, "ambiguous_room");
 }
 
 #[tokio::test]

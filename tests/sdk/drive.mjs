@@ -36,7 +36,7 @@ class Agent {
     await agent.client.connect(
       new StdioClientTransport({
         command: commsd,
-        args: ["mcp", "--home", home, "--harness", harness],
+        args: ["mcp", "--no-start", "--home", home, "--harness", harness],
         env: { HOME: home, COMMSD_NO_BROADCAST: "1", PATH: process.env.PATH },
         cwd,
       }),

@@ -29,7 +29,7 @@ def server(harness: str) -> StdioServerParameters:
     work = os.path.join(HOME, "work")
     os.makedirs(work, exist_ok=True)
     env = {"HOME": HOME, "COMMSD_NO_BROADCAST": "1", "PATH": os.environ["PATH"]}
-    args = ["mcp", "--home", HOME, "--harness", harness]
+    args = ["mcp", "--no-start", "--home", HOME, "--harness", harness]
     return StdioServerParameters(command=COMMSD, args=args, env=env, cwd=work)
 
 

@@ -10,8 +10,9 @@ use serde_json::Value;
 use super::feed::frame;
 use super::{Action, Since, ToolResult};
 use crate::api::types::{
-    AgentInfo, AgentList, AgentStatus, Answered, ApiError, Delivery, DeliveryStatus, History,
-    MachineName, PendingKind, PendingList, Petname, Petnames, Room, RoomList, SendResult, Whoami,
+    AgentInfo, AgentList, AgentStatus, Answered, ApiError, Delivery, DeliveryStatus, DmAdmitted,
+    DmOpened, DmRevoked, History, MachineName, PendingKind, PendingList, Petname, Petnames, Room,
+    RoomList, SendResult, Whoami,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
@@ -171,6 +172,29 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
                 history.messages.retain(|message| message.at.0 > after);
             }
             done(read_room(&history, a.since.is_some()))
+        }
+        Action::DmAdmit(_) => {
+            let admitted: DmAdmitted = typed(value)?;
+            let (whose, agent) =
+                (if admitted.principal { "user" } else { "agent" }, &admitted.agent);
+            done(format!(
+                "Admitted the {whose} {}: it may write to you without a question.\n\
+                 Hand it the next line; there, it goes into dm_use_grant with target {agent}.\n{}",
+                admitted.bearer, admitted.grant
+            ))
+        }
+        Action::DmUseGrant(_) => {
+            let opened: DmOpened = typed(value)?;
+            done(format!("You may write to {}", opened.agent))
+        }
+        Action::DmRevoke(_) => {
+            let revoked: DmRevoked = typed(value)?;
+            let bearer = revoked.bearer;
+            done(if revoked.revoked {
+                format!("Withdrew the grant of {bearer}; a conversation that is open stays open")
+            } else {
+                format!("{bearer} had no grant")
+            })
         }
         Action::Invite(a) => done(format!("Invited {} to {}", quoted(&a.agent), quoted(&a.room))),
         Action::Kick(a) => done(format!("Removed {} from {}", quoted(&a.agent), quoted(&a.room))),

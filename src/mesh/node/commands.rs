@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::super::events::DeliveryState;
 use super::super::records::MAX_TEXT_BYTES;
 use super::super::records::{AgentStatus, Now, RoomType, StreamingBehavior, Visibility};
+use super::super::wire::cose::CoseSign1;
 use super::super::wire::room_path::RoomPath;
 use super::rooms::Draft;
 use super::{Decision, Node, OpId, Output};
@@ -118,6 +119,29 @@ pub enum Command {
         /// What is wanted.
         params: Vec<(String, Value)>,
     },
+    /// Let somebody write to our user's agents without a question.
+    AdmitDm {
+        /// A device, or a user whose devices are meant.
+        bearer: DeviceId,
+        /// It is a user.
+        principal: bool,
+        /// Id of a grant that it has already.
+        known: Option<[u8; 16]>,
+    },
+    /// Open a conversation with a grant.
+    UseDmGrant {
+        /// With whom.
+        to: DeviceId,
+        /// The grant.
+        grant: CoseSign1,
+    },
+    /// Withdraw a grant.
+    RevokeDm {
+        /// Whose.
+        bearer: DeviceId,
+        /// Its id.
+        token_id: [u8; 16],
+    },
     /// Everything up to this event has been received.
     Acknowledge(u64),
 }
@@ -197,6 +221,8 @@ pub enum CommandResult {
         /// Its text.
         message: String,
     },
+    /// A grant to hand on.
+    Grant(CoseSign1),
     /// Nothing to tell.
     Done,
 }
@@ -278,6 +304,15 @@ impl Node {
             }
             Command::CallService { owner, share, write, params } => {
                 return self.call_service(agent, owner, share, write, params, op, now);
+            }
+            Command::AdmitDm { bearer, principal, known } => {
+                return self.issue_dm_grant(agent, bearer, principal, known, op, now);
+            }
+            Command::UseDmGrant { to, grant } => {
+                return self.use_dm_grant(agent, to, grant, op, now);
+            }
+            Command::RevokeDm { bearer, token_id } => {
+                return self.withdraw_dm_grant(agent, bearer, token_id, op, now);
             }
             Command::Acknowledge(seq) => {
                 self.acknowledge(agent, seq, now);

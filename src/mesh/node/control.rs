@@ -262,21 +262,12 @@ impl Node {
         if let Some(id) = target.mesh_id(&self.mesh_decisions) {
             return Some(self.decide_mesh(&id, accept, reason, now).map_or(not_pending, Ok));
         }
-        let decision = self.agent_mut(&agent).and_then(|held| {
-            let id = target.agent_id(&held.decisions)?;
-            let decision = held.decisions.remove(&id)?;
-            // Asked again, it is another question, whether or not this one is acknowledged.
-            if let Some(event) = &decision.event {
-                held.mailbox.withdraw(event);
-            }
-            Some(decision)
-        });
+        let id = self.agent(&agent).and_then(|held| target.agent_id(&held.decisions));
+        let decision = id.and_then(|id| self.end_question(agent, &id));
         let Some((decision, path)) = decision.and_then(|d| d.path.clone().map(|path| (d, path)))
         else {
             return Some(not_pending);
         };
-        self.keep(Record::AskedDone { agent, id: decision.id.clone() });
-        self.keep_losses(agent);
         if !accept {
             let outcome = Outcome::Error { code: "denied".into(), message: reason };
             for to in decision.waiters {
@@ -291,6 +282,51 @@ impl Node {
             return None;
         }
         Some(Ok(CommandResult::Done))
+    }
+
+    /// Takes back a question to an agent that has answered itself; who waits for it is to be
+    /// answered.
+    pub(super) fn take_question(
+        &mut self,
+        agent: DeviceId,
+        path: &RoomPath,
+        requester: &DeviceId,
+    ) -> Vec<AnswerTo> {
+        let asked = self.agent(&agent).and_then(|held| {
+            let mut decisions = held.decisions.values();
+            decisions.find(|d| d.requester == *requester && d.path.as_ref() == Some(path))
+        });
+        let Some(id) = asked.map(|decision| decision.id.clone()) else { return Vec::new() };
+        self.end_question(agent, &id).map(|decision| decision.waiters).unwrap_or_default()
+    }
+
+    /// Nobody waits for answers about this room any more, because there is no such room.
+    pub(super) fn drop_questions_about(&mut self, agent: DeviceId, path: &RoomPath, now: Now) {
+        let decisions = self.agent(&agent).into_iter().flat_map(|held| held.decisions.values());
+        let about: Vec<String> = decisions
+            .filter(|decision| decision.path.as_ref() == Some(path))
+            .map(|decision| decision.id.clone())
+            .collect();
+        for id in about {
+            let Some(decision) = self.end_question(agent, &id) else { continue };
+            for to in decision.waiters {
+                self.release_waiter(to);
+                self.answer(to, error("room_not_found"), now);
+            }
+        }
+    }
+
+    /// A question is over: it is neither pending nor in the mailbox any more.
+    fn end_question(&mut self, agent: DeviceId, id: &str) -> Option<Decision> {
+        let held = self.agent_mut(&agent)?;
+        let decision = held.decisions.remove(id)?;
+        // Asked again, it is another question, whether or not this one is acknowledged.
+        if let Some(event) = &decision.event {
+            held.mailbox.withdraw(event);
+        }
+        self.keep(Record::AskedDone { agent, id: decision.id.clone() });
+        self.keep_losses(agent);
+        Some(decision)
     }
 
     fn note_consent(&mut self, agent: DeviceId, requester: DeviceId, path: &RoomPath, now: Now) {

@@ -15,7 +15,9 @@ use super::super::wire::scope::Scope;
 use super::super::wire::token::{self, ParsedToken, VerifyContext};
 use super::requests::error;
 use super::rooms::{Draft, message_event, refusal};
-use super::{Answer, AnswerTo, CommandError, Node, Op, OpId, OutRequest, Outcome, Purpose};
+use super::{
+    Answer, AnswerTo, CommandError, CommandResult, Node, Op, OpId, OutRequest, Outcome, Purpose,
+};
 use crate::codec::cbor::Value;
 use crate::identity::device::DeviceId;
 
@@ -159,12 +161,17 @@ impl Node {
     }
 
     fn ask_consent(&mut self, agent: DeviceId, recipient: DeviceId, now: Now) {
-        let Some(path) = RoomPath::dm(agent, recipient) else { return };
         if let Some(consent) =
             self.agent_mut(&agent).and_then(|held| held.consents.get_mut(&recipient))
         {
             consent.asking = true;
         }
+        self.request_conversation(agent, recipient, now);
+    }
+
+    /// Asks for the token of a conversation.
+    pub(super) fn request_conversation(&mut self, agent: DeviceId, recipient: DeviceId, now: Now) {
+        let Some(path) = RoomPath::dm(agent, recipient) else { return };
         let request = OutRequest {
             verb: capability::ROOM_MEMBER.into(),
             params: Value::map([("verb", Value::Text("room.join".into()))]),
@@ -219,6 +226,10 @@ impl Node {
         let (code, message) = match (&outcome, token) {
             (Outcome::Ok(_), Some(token)) => {
                 self.keep_token(agent, &path, token);
+                if let Some(op) = op {
+                    self.reply_if_open(op, Ok(CommandResult::Done));
+                }
+                self.send_owed_receipts(agent, remote, now);
                 let held = self
                     .agent_mut(&agent)
                     .and_then(|held| held.consents.remove(&remote))
@@ -232,6 +243,14 @@ impl Node {
             (Outcome::Ok(_), None) => ("malformed_response".to_owned(), None),
             (failed, _) => refusal(failed),
         };
+        if let Some(op) = op {
+            // A grant that opens nothing takes nothing from those who wait for an answer.
+            let message = message.map(|message| format!(": {message}")).unwrap_or_default();
+            let text = format!("the other side answered {code}{message}");
+            self.reply_if_open(op, Err(CommandError::new("join_refused", text)));
+            return;
+        }
+        self.send_owed_receipts(agent, remote, now);
         // Away, or gone while deciding: asked again when it is back (field reports: a queued
         // message says so, and why).
         if matches!(outcome, Outcome::NotConnected | Outcome::ConnectionLost)

@@ -32,6 +32,8 @@ const HAND_OVER_AGAIN_MS: u64 = 5_000;
 /// Answer to a copy that the recipient would not have taken from its author either.
 pub(super) const NOT_PERMITTED: &str = "not_permitted";
 /// Attempts of a sender at one message that wait for the store at the same time.
+/// Receipts that wait for the token of one conversation, which is asked for at the first.
+const MAX_OWED_RECEIPTS: usize = 256;
 const MAX_REPEATS: usize = 4;
 
 impl Node {
@@ -197,9 +199,42 @@ impl Node {
                 ("messages", Value::Array(ids)),
                 ("at", Value::Uint(now.unix.0)),
             ]);
-            // Without a token of its own the reader cannot acknowledge (`rooms.md` 6.1).
-            if author != agent && self.agent(&agent).is_some_and(|a| a.tokens.contains_key(&path)) {
-                let entry = self.entry(agent, path, params, None, now);
+            if author == agent {
+                continue;
+            }
+            let entry = self.entry(agent, path, params, None, now);
+            if self.agent(&agent).is_some_and(|a| a.tokens.contains_key(&entry.path)) {
+                self.send_entry(agent, author, entry, None, now);
+            } else if self.is_hosted(&author) || self.directory.is_commsd(&author) {
+                self.send_receipt_later(agent, author, entry, now);
+            }
+        }
+    }
+
+    /// Without a token of its own a reader cannot acknowledge (`rooms.md` 6.1): one that has agreed
+    /// to a conversation and not yet written in it asks for one. A commsd has it open since it
+    /// asked, and grants at once; a reference peer may have forgotten and would ask its user.
+    fn send_receipt_later(&mut self, agent: DeviceId, author: DeviceId, entry: Queued, now: Now) {
+        if entry.path.owner().is_some() {
+            return;
+        }
+        let Some(held) = self.agent_mut(&agent) else { return };
+        let asking = held.consents.get(&author).is_some_and(|consent| consent.asking);
+        let owed = held.receipts.entry(author).or_default();
+        let asked = asking || !owed.is_empty();
+        if owed.len() < MAX_OWED_RECEIPTS {
+            owed.push(entry);
+        }
+        if !asked {
+            self.request_conversation(agent, author, now);
+        }
+    }
+
+    /// The conversation was opened, or was not.
+    pub(super) fn send_owed_receipts(&mut self, agent: DeviceId, author: DeviceId, now: Now) {
+        let owed = self.agent_mut(&agent).and_then(|held| held.receipts.remove(&author));
+        for entry in owed.unwrap_or_default() {
+            if self.agent(&agent).is_some_and(|held| held.tokens.contains_key(&entry.path)) {
                 self.send_entry(agent, author, entry, None, now);
             }
         }

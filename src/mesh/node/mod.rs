@@ -11,6 +11,7 @@ mod control;
 mod dms;
 mod durable;
 mod gossip;
+mod grants;
 mod links;
 mod mailboxes;
 mod port;
@@ -152,6 +153,13 @@ pub enum IdentityChange {
         path: RoomPath,
         /// Member.
         member: DeviceId,
+        /// Token id.
+        token_id: Option<Vec<u8>>,
+    },
+    /// A grant to write to our user's agents was issued (`None`: withdrawn).
+    DmGrant {
+        /// To whom.
+        bearer: DeviceId,
         /// Token id.
         token_id: Option<Vec<u8>>,
     },
@@ -495,6 +503,8 @@ struct Agent {
     pub services: BTreeMap<TokenKey, CoseSign1>,
     /// Capabilities it has asked for, and until when (monotonic ms) a token is taken.
     pub asked: BTreeMap<TokenKey, u64>,
+    /// By author: receipts that wait for the token of the conversation.
+    pub receipts: BTreeMap<DeviceId, Vec<Queued>>,
 }
 
 /// A device of ours in service.
@@ -542,7 +552,7 @@ struct HandOver {
 struct Saving {
     answers: Vec<AnswerTo>,
     outcome: Outcome,
-    op: Option<OpId>,
+    op: Option<(OpId, CommandResult)>,
 }
 
 /// The mesh peer of one daemon.
@@ -825,7 +835,8 @@ impl Node {
     }
 
     /// Whether any session with this device is open and let in, or it is one of ours.
-    fn is_reachable(&self, device: &DeviceId) -> bool {
+    #[must_use]
+    pub fn is_reachable(&self, device: &DeviceId) -> bool {
         self.is_hosted(device) || self.remotes.contains_key(device)
     }
 
@@ -882,6 +893,7 @@ impl Agent {
             invitations: BTreeSet::new(),
             services: BTreeMap::new(),
             asked: BTreeMap::new(),
+            receipts: BTreeMap::new(),
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::identity::names;
 pub struct AgentView {
     /// The record, with presence as it is now.
     pub record: AgentRecord,
-    /// Served by this daemon.
+    /// Of this daemon, in service or not.
     pub local: bool,
     /// Machine it proves to be on.
     pub machine: Option<DeviceId>,
@@ -157,9 +157,12 @@ impl Node {
     }
 
     fn agent_view(&self, mut record: AgentRecord, now: Now) -> AgentView {
-        let local = self.agent(&record.id).is_some();
+        let served = self.agent(&record.id).is_some();
+        // One out of service whose slot somebody else has taken is here all the same, but not ours.
+        let local =
+            served || (self.parked.contains_key(&record.id) && !self.is_reachable(&record.id));
         let status = self.effective_status(&record.id, now);
-        if !(local && record.status != AgentStatus::Offline) {
+        if !(served && record.status != AgentStatus::Offline) {
             record.status = status;
         }
         let (machine, machine_name) = if local {
@@ -214,6 +217,35 @@ impl Node {
         }
         views.sort_by(|a, b| (&a.record.name, &a.record.id).cmp(&(&b.record.name, &b.record.id)));
         views
+    }
+
+    /// Public rooms of this name.
+    pub fn public_rooms_called<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> impl Iterator<Item = (&'a RoomPath, &'a RoomRecord)> {
+        let rooms = self.replica.rooms();
+        rooms.filter(move |(_, room)| room.name == name && room.kind == RoomType::Public)
+    }
+
+    /// Whether an agent of ours is in a room by its own will.
+    #[must_use]
+    pub fn is_in_room(&self, agent: &DeviceId, path: &RoomPath) -> bool {
+        self.replica.room(path).is_some_and(|room| room.is_member(agent))
+            && self.takes_part(*agent, path)
+    }
+
+    /// Whether a device is one of our own user's on this machine, as far as can be told.
+    #[must_use]
+    pub fn is_of_our_user(&self, device: &DeviceId) -> bool {
+        self.is_ours(device)
+            || self.sessions.values().any(|s| s.remote == *device && s.is_same_user())
+    }
+
+    /// Where an agent works.
+    #[must_use]
+    pub fn agent_cwd(&self, agent: &DeviceId) -> Option<&String> {
+        self.replica.agent(agent).map(|record| &record.cwd)
     }
 
     /// A room that `viewer` may see.

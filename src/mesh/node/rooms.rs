@@ -153,8 +153,8 @@ impl Node {
             self.release_waiter(to);
             self.answer(to, held.outcome.clone(), now);
         }
-        if let Some(op) = held.op {
-            self.outputs.push_back(Output::Reply { op, result: Ok(CommandResult::Done) });
+        if let Some((op, result)) = held.op {
+            self.outputs.push_back(Output::Reply { op, result: Ok(result) });
         }
     }
 
@@ -171,6 +171,11 @@ impl Node {
             local,
             IdentityChange::IssuedGrant { path: path.clone(), member, token_id: None },
         );
+        self.announce_revocation(local, entry);
+    }
+
+    /// Takes note of a revocation of our own, and tells everybody.
+    pub(super) fn announce_revocation(&mut self, local: DeviceId, entry: CoseSign1) {
         let remotes: Vec<DeviceId> = self
             .routes
             .range((local, DeviceId([0; 32]))..=(local, DeviceId([255; 32])))
@@ -276,10 +281,12 @@ impl Node {
         local: DeviceId,
         member: DeviceId,
         path: &RoomPath,
-        answers: Vec<AnswerTo>,
+        mut answers: Vec<AnswerTo>,
         op: Option<OpId>,
         now: Now,
     ) {
+        // Whatever lets it in answers an earlier request of its own as well.
+        answers.append(&mut self.take_question(local, path, &member));
         let Some((token, ticket)) = self.issue_room_token(local, member, path, now) else {
             for to in answers {
                 self.release_waiter(to);
@@ -291,6 +298,7 @@ impl Node {
             return;
         };
         let outcome = self.let_member_in(local, member, path, &token, now);
+        let op = op.map(|op| (op, CommandResult::Done));
         let admitted = Saving { answers, outcome, op };
         match ticket {
             Some(ticket) => {
@@ -1294,7 +1302,7 @@ impl Node {
     }
 
     /// Answers a command unless its time has run out.
-    fn reply_if_open(&mut self, op: OpId, result: Result<CommandResult, CommandError>) {
+    pub(super) fn reply_if_open(&mut self, op: OpId, result: Result<CommandResult, CommandError>) {
         if self.ops.remove(&op).is_some() {
             self.outputs.push_back(Output::Reply { op, result });
         }
@@ -1415,6 +1423,7 @@ impl Node {
         self.broadcast_to(agent, &message, now, |_, remote| public || told.contains(remote));
         self.replica.remove_room(path);
         self.room_gone(path, now);
+        self.drop_questions_about(agent, path, now);
         self.give_up_token(agent, path);
         self.advert_changed(&agent, now);
         Ok(CommandResult::Done)

@@ -5,7 +5,7 @@
 //! daemon to do it; [`Input::ServiceAnswered`] brings the answer back, which goes out as the response.
 //! What a call means is the daemon's matter. Capabilities are asked for and granted here as
 //! `rooms.md` 3.13 describes, where the decision may come after the request has ended: then the token
-//! follows as `capability.grant` (decisions 32, 79, 80).
+//! follows as `capability.grant` (decisions 32, 84, 85).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -383,7 +383,7 @@ impl Node {
         }
         let barred = of_bearer().any(|(_, grant)| grant.revoked);
         if self.is_hosted(&from) && !barred {
-            // The same user through the same daemon (decision 79).
+            // The same user through the same daemon (decision 84).
             let day = now.unix.plus(PASSING_GRANT_MS);
             let expires = match self.agent(&from).is_some_and(|agent| agent.ephemeral) {
                 true => Some(valid_until.map_or(day, |until| until.min(day))),

@@ -12,7 +12,7 @@ pub const MANAGE_GRANT: &str = "manage:grant";
 pub const MANAGE_REVOKE: &str = "manage:revoke";
 /// Capability to read a shared vault (decision 32).
 pub const VAULT_READ: &str = "x-commsd-vault:read";
-/// Capability to write to a shared vault, which includes reading it (decisions 32, 79).
+/// Capability to write to a shared vault, which includes reading it (decisions 32, 84).
 pub const VAULT_WRITE: &str = "x-commsd-vault:write";
 /// Outer verb of `path.trace`.
 pub const PATH_TRACE: &str = "path:trace";

@@ -47,8 +47,11 @@ fn the_first_message_waits_for_consent_in_each_direction_once() {
         assert_eq!(world.ask(b, yes), Ok(CommandResult::Done));
         world.run(100);
         assert_eq!(world.slots[&b].texts(), ["first", "second"]);
-        // Without a token of its own the recipient cannot acknowledge reading.
-        assert_eq!(reported(&world, &a, &b), [DeliveryState::Delivered, DeliveryState::Delivered]);
+        // The recipient has nothing yet that lets it write: for its receipts it asks, and nobody
+        // is asked in turn.
+        use DeliveryState::{Delivered, Read};
+        assert_eq!(reported(&world, &a, &b), [Delivered, Delivered, Read, Read]);
+        assert_eq!(asked(&world, &a), 0);
         // The answer needs no consent, and then each is acknowledged.
         let states = send(&mut world, b, dm(a, "answer"));
         assert_eq!(states[&a], Some(DeliveryState::Delivered));
@@ -118,7 +121,7 @@ fn consent_is_asked_of_an_absent_agent_when_it_returns() {
     accept(&mut world, b);
     world.run_until(1_000, "the message", |world| world.slots[&b].texts() == ["when you are back"]);
     world.run(100);
-    assert_eq!(reported(&world, &a, &b), [DeliveryState::Delivered]);
+    assert_eq!(reported(&world, &a, &b), [DeliveryState::Delivered, DeliveryState::Read]);
 }
 
 #[test]

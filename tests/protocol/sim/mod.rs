@@ -7,6 +7,7 @@ pub mod world;
 
 mod authority;
 mod formation;
+mod grants;
 mod intrusion;
 mod messages;
 mod random;

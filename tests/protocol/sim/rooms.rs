@@ -144,6 +144,30 @@ fn a_private_room_is_entered_by_invitation_or_by_the_owners_word() {
         }),
         1
     );
+    // Invited while its own question waits: the question is answered by that.
+    let op = world.command(d, Command::JoinRoom(room.clone()));
+    world.run(100);
+    assert_eq!(world.node(0).pending(&a).len(), 1);
+    let invite = Command::Invite { room: room.clone(), agent: d };
+    assert_eq!(world.ask(a, invite), Ok(CommandResult::Room(room.clone())));
+    join(&mut world, d, &room);
+    world.run(100);
+    assert_eq!(world.node(0).pending(&a).len(), 0);
+    assert_eq!(world.replies[&op], Ok(CommandResult::Room(room.clone())));
+    let kick = Command::Kick { room: room.clone(), agent: d };
+    assert_eq!(world.ask(a, kick), Ok(CommandResult::Room(room.clone())));
+    world.run(100);
+    // Asked about a room that ends before the answer: there is nothing to be let into.
+    let annexe = create(&mut world, a, "annexe", RoomType::Private);
+    world.run(100);
+    let op = world.command(d, Command::JoinRoom(annexe.clone()));
+    world.run(100);
+    assert_eq!(world.node(0).pending(&a).len(), 1);
+    assert_eq!(world.ask(a, Command::DestroyRoom(annexe)), Ok(CommandResult::Done));
+    assert_eq!(world.node(0).pending(&a).len(), 0);
+    world.run(100);
+    let ended = world.replies[&op].clone().unwrap_err();
+    assert!(ended.message.contains("room_not_found"), "{ended:?}");
     // Uninvited: the owner decides. No:
     let op = world.command(d, Command::JoinRoom(room.clone()));
     world.run(500);
@@ -156,7 +180,7 @@ fn a_private_room_is_entered_by_invitation_or_by_the_owners_word() {
     assert_eq!(world.replies[&op], Ok(CommandResult::JoinPending(room.clone())));
     assert_eq!(
         count(&world, &a, |event| matches!(event, DeliveryEvent::RoomJoinRequest { .. })),
-        2
+        4
     );
     accept(&mut world, a);
     world.run(100);

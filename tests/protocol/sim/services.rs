@@ -1,5 +1,5 @@
 //! Shares over the mesh: asking, granting, calling, taking back, from both sides and from peers that
-//! mean no good (decisions 32, 79, 80).
+//! mean no good (decisions 32, 84, 85).
 
 use commsd::codec::cbor::Value;
 use commsd::codec::time::UnixMillis;

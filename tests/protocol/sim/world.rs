@@ -295,6 +295,8 @@ pub struct World {
     pub net: Net,
     pub hosts: Vec<Host>,
     pub slots: BTreeMap<DeviceId, Slot>,
+    /// By user and bearer: ids of grants, as in the users' files.
+    pub dm_grants: BTreeMap<(u32, DeviceId), Option<Vec<u8>>>,
     pub replies: BTreeMap<OpId, Result<CommandResult, CommandError>>,
     /// Frames seen, once `watch` is set.
     pub seen: Vec<Seen>,
@@ -335,6 +337,7 @@ impl World {
             net: Net::default(),
             hosts: Vec::new(),
             slots: BTreeMap::new(),
+            dm_grants: BTreeMap::new(),
             replies: BTreeMap::new(),
             seen: Vec::new(),
             watch: false,
@@ -1370,6 +1373,11 @@ impl World {
             }
             Output::SaveIdentity { ticket, device, change } => {
                 self.input_later(host, 1, Input::IdentitySaved(ticket));
+                if let IdentityChange::DmGrant { bearer, token_id } = &change {
+                    let user = self.hosts[host].spec.user;
+                    self.dm_grants.insert((user, *bearer), token_id.clone());
+                    return;
+                }
                 let Some(slot) = self.slots.get_mut(&device) else { return };
                 assert!(slot.in_service, "seed {}: wrote to a slot given up", self.seed);
                 match change {
@@ -1391,6 +1399,7 @@ impl World {
                     IdentityChange::IssuedGrant { path, member, token_id: None } => {
                         slot.grants.remove(&(path, member));
                     }
+                    IdentityChange::DmGrant { .. } => unreachable!(),
                 }
             }
             Output::AgentEvent { agent, seq, event } => self.show(host, agent, seq, event),
