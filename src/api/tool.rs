@@ -811,7 +811,10 @@ mod tests {
             let name = branch["properties"]["action"]["const"].as_str().unwrap().to_owned();
             let mut call = Map::new();
             for field in branch["required"].as_array().unwrap() {
-                call.insert(field.as_str().unwrap().to_owned(), "a".into());
+                let field = field.as_str().unwrap();
+                let number = branch["properties"][field]["type"] == "integer";
+                let value = if number { Value::from(1) } else { Value::from("a") };
+                call.insert(field.to_owned(), value);
             }
             call.insert("action".into(), name.clone().into());
             assert_eq!(Action::parse(Value::Object(call)).unwrap().name(), name);

@@ -281,7 +281,13 @@ async fn permissions_end_and_outlive_restarts() {
             ran.ok();
         }
     };
-    tokio::time::timeout(HANG, over).await.unwrap().refused(1, "is over");
+    let over = tokio::time::timeout(HANG, over).await.unwrap();
+    // Said by whichever side finds it first.
+    assert!(
+        over.stderr.contains("is over") || over.stderr.contains("has expired"),
+        "{}",
+        over.stderr
+    );
     // Not shared any more: nobody has anything.
     pair.owner(&["vault", "unshare", "notes", "--json"]).await.ok();
     pair.there(&["index"], "").await.refused(1, "taken back");

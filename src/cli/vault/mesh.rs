@@ -173,7 +173,9 @@ pub(super) fn run(asked: Asked, endpoint: &Endpoint, json: bool) -> ExitCode {
         let session = Session { client, json };
         match carry_out(&session, &asked.agent, what).await {
             Err(Failure::Api(error)) if error.code.starts_with("vault_") => {
-                Ok(output::complain(&json::error_line(&error.message), exit::USAGE))
+                // A peer may have written it.
+                let line = output::printable(&json::error_line(&error.message));
+                Ok(output::complain(&line, exit::USAGE))
             }
             done => done.map(Into::into),
         }

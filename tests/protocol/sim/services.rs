@@ -6,7 +6,7 @@ use commsd::codec::time::UnixMillis;
 use commsd::identity::device::{DeviceId, DeviceKey};
 use commsd::mesh::events::DeliveryEvent;
 use commsd::mesh::node::{
-    Command, CommandResult, GrantTerms, MAX_CALLS, MAX_CALLS_OF_DEVICE, MAX_SHARES,
+    Command, CommandResult, DecisionTarget, GrantTerms, MAX_CALLS, MAX_CALLS_OF_DEVICE, MAX_SHARES,
     OperatorCommand, SERVICE_DEADLINE_MS,
 };
 use commsd::mesh::session::SessionId;
@@ -301,6 +301,35 @@ fn shares_grants_and_tokens_outlive_a_crash() {
     world.run(20_000);
     assert!(world.node(hosts[0]).shares()[0].grants.iter().all(|grant| grant.revoked));
     assert_eq!(called(&mut world, b, calls(a, "notes", false)), "revoked");
+}
+
+#[test]
+fn agents_of_another_machine_ask_and_call_through_their_channel() {
+    let mut world = World::new(12);
+    let near = world.host_as(HostSpec { listens: true, ..HostSpec::default() });
+    let far = world.host_as(HostSpec { machine: 1, listens: true, ..HostSpec::default() });
+    let (a, b) = (world.agent(near, "near"), world.agent(far, "far"));
+    world.start(near);
+    world.start(far);
+    world.run(5_000);
+    for (agent, host) in [(a, far), (b, near)] {
+        let yes = Command::Accept(DecisionTarget::Connection(world.device(host)));
+        assert_eq!(world.ask(agent, yes), Ok(CommandResult::Done));
+    }
+    // Until each has heard of the other's agent.
+    world.run(30_000);
+    share(&mut world, near, "notes", true);
+    assert_eq!(world.ask(b, asks(a, "notes", true)), Ok(CommandResult::AskPending));
+    grant(&mut world, near, GrantTerms::default());
+    world.run(1_000);
+    assert_eq!(outcomes(&world, &b), [(true, String::new())]);
+    assert_eq!(called(&mut world, b, calls(a, "notes", true)), "ok");
+    assert_eq!(world.calls[0].from, b);
+    let revoke = OperatorCommand::Revoke { share: "notes".into(), bearer: None };
+    world.operate(near, revoke).unwrap();
+    world.run(1_000);
+    assert_eq!(called(&mut world, b, calls(a, "notes", false)), "revoked");
+    assert_eq!(world.calls.len(), 1);
 }
 
 #[test]
