@@ -2,7 +2,7 @@
 //!
 //! One call's way: a manage-request under a service's capability comes in, its token is verified
 //! against scope, bearer, the share and what has been granted, and [`Output::Service`] asks the
-//! daemon to do it; [`Input::ServiceAnswered`] brings the answer back, which goes out as the response.
+//! daemon to do it; [`super::Input::ServiceAnswered`] brings the answer back, which goes out as the response.
 //! What a call means is the daemon's matter. Capabilities are asked for and granted here as
 //! `rooms.md` 3.13 describes, where the decision may come after the request has ended: then the token
 //! follows as `capability.grant` (decisions 32, 84, 85).
@@ -149,7 +149,7 @@ pub enum OperatorCommand {
 /// How far a yes goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantTerms {
-    /// Until when; [`GRANT_LIFE_MS`] from now without it.
+    /// Until when; 30 days from now without it.
     pub expires: Option<UnixMillis>,
     /// How often it may be passed on; not at all without it.
     pub delegations: Option<u64>,
