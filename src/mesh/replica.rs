@@ -161,6 +161,11 @@ impl HeldRoom {
     /// Its owner, ours, goes on from what others remember of it.
     fn restore(&mut self) {
         self.hearsay = true;
+        self.go_on();
+    }
+
+    /// Above every version that others may have heard before a restart.
+    fn go_on(&mut self) {
         self.record.version = (self.record.version + RESTORED_VERSION_STEP).min(MAX_VERSION);
     }
 
@@ -545,11 +550,24 @@ impl Replica {
         self.removed_histories.insert(path.clone());
     }
 
-    /// Takes back a stored room. Its owner, here or elsewhere, has the last word on it.
-    pub fn restore_room(&mut self, path: RoomPath, record: RoomRecord, put_out: Vec<DeviceId>) {
-        let owner_leaves = put_out.into_iter().collect();
-        let owner_said = BTreeMap::new();
-        self.rooms.insert(path, HeldRoom { record, hearsay: true, owner_leaves, owner_said });
+    /// Takes back a stored room. One of ours is as its owner left it, whatever others remember; for
+    /// another, its owner has the last word.
+    pub fn restore_room(
+        &mut self,
+        path: RoomPath,
+        record: RoomRecord,
+        put_out: Vec<DeviceId>,
+        ours: bool,
+    ) {
+        let mut held = HeldRoom::from_owner(record);
+        held.owner_leaves = put_out.into_iter().collect();
+        if ours {
+            held.go_on();
+        } else {
+            held.owner_said.clear();
+            held.hearsay = true;
+        }
+        self.rooms.insert(path, held);
     }
 
     /// Takes back a stored message of a room; messages come by their numbers.

@@ -94,7 +94,9 @@ impl Node {
             agent.as_ref().map(|agent| agent.tokens.keys().collect()).unwrap_or_default();
         let own: BTreeSet<&RoomPath> =
             held.into_iter().filter(|path| path.owner() == Some(id)).collect();
-        let restored = self.replica.restore_rooms(&own);
+        let mut restored = self.replica.restore_rooms(&own);
+        let own: BTreeSet<RoomPath> = own.into_iter().cloned().collect();
+        restored.extend(self.take_unannounced(&own));
         self.devices.insert(id, Device::new(add.key, add.data_port, agent, now));
         for path in restored {
             self.broadcast_room(id, &path, now);

@@ -58,6 +58,8 @@ pub(super) struct Durable {
     rooms: BTreeSet<RoomPath>,
     /// Rooms of others as they were before the restart: their owners have yet to hear of it.
     unconfirmed: BTreeSet<RoomPath>,
+    /// Rooms of ours as they were before the restart: nobody has heard of them since.
+    unannounced: BTreeSet<RoomPath>,
     outstanding: BTreeSet<Ticket>,
     held: BTreeMap<Ticket, Vec<Held>>,
     /// Answers that wait until what failed has been written anew.
@@ -70,6 +72,11 @@ pub(super) struct Durable {
 }
 
 impl Durable {
+    /// Whether anything outlives the process.
+    pub(super) fn is_on(&self) -> bool {
+        self.on
+    }
+
     fn is_unsettled(&self) -> bool {
         !self.anew.is_empty() || !self.owed.is_empty() || !self.shares.is_empty()
     }
@@ -494,6 +501,13 @@ impl Node {
         }
     }
 
+    /// Rooms of ours that nobody has heard of since the restart, among these.
+    pub(super) fn take_unannounced(&mut self, rooms: &BTreeSet<RoomPath>) -> Vec<RoomPath> {
+        let found: Vec<RoomPath> = self.durable.unannounced.intersection(rooms).cloned().collect();
+        self.durable.unannounced.retain(|path| !rooms.contains(path));
+        found
+    }
+
     /// Tells owners what we remember of their rooms: what has changed, or ended, meanwhile they
     /// tell us in return. (A reference owner would take a room back that it has destroyed.)
     fn confirm_rooms(&mut self, now: Now) {
@@ -585,10 +599,14 @@ impl Node {
                     let record: RoomRecord = read(&record, "room")?;
                     let path = parse(&path)?;
                     self.durable.rooms.insert(path.clone());
-                    if !agents.contains_key(&record.owner) {
-                        self.durable.unconfirmed.insert(path.clone());
-                    }
-                    self.replica.restore_room(path, record, put_out);
+                    let ours = agents.contains_key(&record.owner);
+                    let list = if ours {
+                        &mut self.durable.unannounced
+                    } else {
+                        &mut self.durable.unconfirmed
+                    };
+                    list.insert(path.clone());
+                    self.replica.restore_room(path, record, put_out, ours);
                     rooms += 1;
                 }
                 Record::Message { path, seq, at, message } => {

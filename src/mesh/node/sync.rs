@@ -1,7 +1,7 @@
 //! Replicated state on the wire: patches and snapshots, in and out, with authority
 //! (`transport.md` 1.4, 1.5, `rooms.md` 1.8, 1.9 and 2; decisions 2, 6 and 7).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::delivery::{MAX_REPLICATED, event_bytes};
 use super::super::events::DeliveryEvent;
@@ -399,6 +399,10 @@ impl Node {
         if !speaker.same_user {
             return;
         }
+        let stored = self.durable.is_on();
+        let own: BTreeSet<DeviceId> =
+            self.devices.keys().chain(self.parked.keys()).copied().collect();
+        let is_ours = |device: &DeviceId| own.contains(device);
         for (id, messages) in snapshot.messages {
             let Ok(path) = RoomPath::parse(&id) else { continue };
             let wanted = self
@@ -408,9 +412,10 @@ impl Node {
             if wanted && let Some(history) = self.replica.room_history_mut(&path) {
                 let fitting = |message: &RoomMessage| message.room == id && message.fits();
                 for message in messages.into_iter().filter(fitting) {
-                    // Who has read a message of ours is for receipts to say.
-                    let ours = self.devices.contains_key(&message.from);
-                    if !ours || history.find(&message.id).is_none() {
+                    // What ours have said we know, and who has read it is for receipts to say.
+                    let known =
+                        is_ours(&message.from) && (stored || history.find(&message.id).is_some());
+                    if !known {
                         history.add(message, now.unix);
                     }
                 }
@@ -421,9 +426,10 @@ impl Node {
             let wanted = self.agent_ids().iter().any(|agent| path.has_participant(agent));
             if wanted && let Some(history) = self.replica.dm_history_mut(&path) {
                 for message in messages {
-                    let ours = self.devices.contains_key(&message.from);
+                    let known =
+                        is_ours(&message.from) && (stored || history.find(&message.id).is_some());
                     let fits = RoomPath::dm(message.from, message.to).is_some_and(|dm| dm == path);
-                    if fits && message.fits() && (!ours || history.find(&message.id).is_none()) {
+                    if fits && message.fits() && !known {
                         history.add(message, now.unix);
                     }
                 }
@@ -433,7 +439,7 @@ impl Node {
             let Some(agent) = DeviceId::parse(&id) else { continue };
             if self.is_hosted(&agent) {
                 for event in events {
-                    self.replayed(agent, event, now);
+                    self.replayed(agent, event, speaker, now);
                 }
             } else if agent == speaker.device {
                 self.keep_own_queue(agent, events);
@@ -458,8 +464,12 @@ impl Node {
 
     /// An event that comes back to one of our agents out of a peer's snapshot: shown if it has not
     /// been shown before (decision 1).
-    fn replayed(&mut self, agent: DeviceId, event: DeliveryEvent, now: Now) {
-        if !event.is_replayed() || !fits(&event) || !self.may_receive_from_copy(agent, &event) {
+    fn replayed(&mut self, agent: DeviceId, event: DeliveryEvent, speaker: Speaker, now: Now) {
+        if !event.is_replayed()
+            || !fits(&event)
+            || !self.may_be_brought(agent, &event, speaker, true, now)
+            || !self.may_receive_from_copy(agent, &event)
+        {
             return;
         }
         let read = match &event {
@@ -491,18 +501,23 @@ impl Node {
             self.refuse(speaker.device, "delivery", "too_large");
             return Answer::Now(error("too_large"));
         }
-        if self.is_hosted(&agent) {
-            if self.may_receive_from_copy(agent, &event) {
+        // What its author itself asks us to hold. One that is for an agent of ours is held as well:
+        // its author is here, and sends it in its turn.
+        let asked = event.message_key().filter(|(author, _)| {
+            *author == speaker.device && self.directory.is_commsd(&speaker.device)
+        });
+        let Some((author, message)) = asked else {
+            if !self.is_hosted(&agent) {
+                return Answer::Now(ok());
+            }
+            if self.may_be_brought(agent, &event, speaker, false, now)
+                && self.may_receive_from_copy(agent, &event)
+            {
                 return self.take_copy(agent, event, Some(to), now);
             }
             self.refuse(speaker.device, "delivery", NOT_PERMITTED);
             return Answer::Now(error(NOT_PERMITTED));
-        }
-        // Only what its author itself asks us to hold.
-        let Some((author, message)) = event.message_key() else { return Answer::Now(ok()) };
-        if author != speaker.device || !self.directory.is_commsd(&speaker.device) {
-            return Answer::Now(ok());
-        }
+        };
         let record = Record::Copy {
             recipient: agent,
             author,
@@ -525,7 +540,42 @@ impl Node {
         Answer::Now(ok())
     }
 
-    /// Whether a third party may bring this to the agent: only what its author could have sent.
+    /// Whether somebody else than its author may bring an event now. Nobody signs messages, so a
+    /// peer of our own user is believed only where the author cannot speak for itself: what our own
+    /// agents have sent is in our own store; whoever is away has left it with a commsd; and out of
+    /// a snapshot (what a device had when its program ended) an agent takes it back when it has
+    /// come into service.
+    fn may_be_brought(
+        &self,
+        agent: DeviceId,
+        event: &DeliveryEvent,
+        speaker: Speaker,
+        from_snapshot: bool,
+        now: Now,
+    ) -> bool {
+        let author = match event {
+            DeliveryEvent::Dm { message } => message.from,
+            DeliveryEvent::RoomMessage { message } => message.from,
+            DeliveryEvent::RoomInvite { from, .. } => *from,
+            _ => return false,
+        };
+        if author == speaker.device {
+            return true;
+        }
+        let just_came = self
+            .devices
+            .get(&agent)
+            .is_some_and(|device| now.unix.since(device.started_at) < RESTORE_MS);
+        if self.is_ours(&author) {
+            return just_came && !self.durable.is_on();
+        }
+        if !from_snapshot {
+            return self.directory.is_commsd(&speaker.device);
+        }
+        just_came || !self.remotes.contains_key(&author)
+    }
+
+    /// Whether an agent can get this from its author: only that is taken from anybody else.
     pub(super) fn may_receive_from_copy(&self, agent: DeviceId, event: &DeliveryEvent) -> bool {
         let Some(held) = self.agent(&agent) else { return false };
         match event {

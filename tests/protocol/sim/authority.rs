@@ -8,7 +8,7 @@ use commsd::mesh::events::{DeliveryEvent, DeliveryState};
 use commsd::mesh::formation::{MAX_DIALS_IN_FLIGHT, MAX_PEERS, PortState};
 use commsd::mesh::message::{MeshMessage, Patch, Snapshot};
 use commsd::mesh::node::{Command, CommandResult, DecisionTarget, DialTarget};
-use commsd::mesh::records::{AgentStatus, DmMessage, MAX_VERSION, PeerInfo, RoomType};
+use commsd::mesh::records::{AgentStatus, DmMessage, MAX_VERSION, PeerInfo, RoomMessage, RoomType};
 use commsd::mesh::replica::{MAX_AGENTS, MAX_ROOMS};
 use commsd::mesh::session::SessionId;
 use commsd::mesh::wire::advert::PeerAdvert;
@@ -682,6 +682,105 @@ fn events_and_copies_come_from_those_whose_they_are() {
     let id = request(&mut world, raw, session, "room:member", params, scope, Some(token));
     world.run(50);
     assert_eq!(answers(&mut world, raw)[&id], "unauthorized");
+}
+
+/// A host whose store outlives it, in a mesh with another one, and an agent on it.
+fn lasting(world: &mut World) -> (usize, DeviceId) {
+    let host = world.host_as(HostSpec { durable: true, ..HostSpec::default() });
+    world.start(host);
+    let agent = world.agent(host, "lasting");
+    let other = world.daemon();
+    world.agent(other, "other");
+    world.run_until(20_000, "a mesh", |world| {
+        super::support::is_full_mesh(world) && has_one_coordinator(world)
+    });
+    (host, agent)
+}
+
+#[test]
+fn nobody_speaks_in_the_name_of_an_agent_that_is_ours() {
+    let mut world = World::new(21);
+    let (host, a) = lasting(&mut world);
+    let b = world.agent(host, "roommate");
+    befriend(&mut world, a, b);
+    let den = create(&mut world, a, "den", RoomType::Public);
+    join(&mut world, b, &den);
+    send(&mut world, b, to_room(&den, "really"));
+    world.run(100);
+    let said = |world: &World| {
+        let node = world.node(host);
+        let room: Vec<_> = node
+            .room_messages(&den, &a)
+            .unwrap()
+            .map(|(_, message)| message.content.clone())
+            .collect();
+        let path = RoomPath::dm(a, b).unwrap();
+        let dms = node.dm_messages(&path, &a).unwrap().count();
+        (world.slots[&a].texts(), room, dms)
+    };
+    let before = said(&world);
+    // A commsd by its own word, of our own user.
+    let (raw, session) = visitor(&mut world, same_user(), a);
+    let dm = DmMessage {
+        id: "aa".into(),
+        from: b,
+        to: a,
+        content: "forged".into(),
+        timestamp: String::new(),
+        reply_to: None,
+        read_by: Vec::new(),
+        streaming_behavior: None,
+    };
+    let message = RoomMessage {
+        id: "bb".into(),
+        room: den.to_string(),
+        from: b,
+        content: "forged".into(),
+        timestamp: String::new(),
+        reply_to: None,
+        read_by: Vec::new(),
+        streaming_behavior: None,
+    };
+    let events = vec![
+        DeliveryEvent::Dm { message: dm.clone() },
+        DeliveryEvent::RoomMessage { message: message.clone() },
+    ];
+    for event in events.clone() {
+        state(&mut world, raw, session, Patch::Delivery { agent_id: a, event });
+    }
+    let mut snapshot = Snapshot::default();
+    snapshot.delivery_queues.insert(a.hex(), events);
+    snapshot.messages.insert(den.to_string(), vec![message]);
+    snapshot.dms.insert(RoomPath::dm(a, b).unwrap().to_string(), vec![dm]);
+    say(&mut world, raw, session, &MeshMessage::StateSync(Box::new(snapshot)));
+    world.run(1_000);
+    assert_eq!(said(&world), before);
+}
+
+#[test]
+fn a_stored_room_is_its_owners_after_a_restart() {
+    let mut world = World::new(22);
+    let (host, a) = lasting(&mut world);
+    let den = create(&mut world, a, "den", RoomType::Private);
+    world.run(1_000);
+    world.crash(host);
+    world.start(host);
+    world.run(3_000);
+    let (raw, session) = visitor(&mut world, same_user(), a);
+    let me = world.device(raw);
+    let held = world.node(host).room(&den, Some(&a)).unwrap().record;
+    for version in [held.version + 1, held.version + 900, 10_000_000] {
+        let mut forged = room_record(&den, version, &[(me, version)]);
+        forged.created_at = held.created_at.clone();
+        forged.member_leaves.insert(a, version);
+        forged.description = "forged".into();
+        state(&mut world, raw, session, Patch::RoomUpsert { room: forged });
+        world.run(100);
+    }
+    let after = world.node(host).room(&den, Some(&a)).unwrap().record;
+    assert_eq!((after.kind, after.description), (RoomType::Private, held.description));
+    assert_eq!(after.members, [a]);
+    assert_eq!(send(&mut world, a, to_room(&den, "mine")).len(), 0);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Direct messages: consent, delivery, retry, copies for the absent, receipts, storage that fails
 //! (`rooms.md` 1.9, 1.10, 3.11 and 6; decisions 1 to 3 and 21).
 
+use std::collections::BTreeSet;
+
 use commsd::identity::device::DeviceId;
 use commsd::mesh::events::{DeliveryEvent, DeliveryState};
 use commsd::mesh::node::{Command, CommandResult, DecisionTarget};
@@ -151,6 +153,42 @@ fn what_waits_is_delivered_in_order_and_once_on_return() {
             let status = world.node(host).status();
             assert_eq!((status.copies, status.outgoing), (0, 0));
         }
+    }
+}
+
+#[test]
+fn messages_sent_while_the_recipient_comes_back_arrive_in_order() {
+    for seed in 0..12 {
+        let mut world = World::new(seed);
+        let (hosts, agents) = formed(&mut world, 2);
+        let [a, b] = agents[..] else { unreachable!() };
+        befriend(&mut world, a, b);
+        let mut sent = 0;
+        for _ in 0..3 {
+            world.crash(hosts[1]);
+            for tick in 0..120 {
+                if tick == 20 {
+                    world.start(hosts[1]);
+                }
+                world.command(a, dm(b, &format!("{sent}")));
+                sent += 1;
+                world.run(25);
+            }
+            let has = |world: &World, n: usize| {
+                world.slots[&b].texts().iter().any(|text| *text == format!("{n}"))
+            };
+            world.run_until(60_000, "the last", |world| has(world, sent - 1));
+        }
+        world.run(30_000);
+        let texts = world.slots[&b].texts();
+        // What a crash came upon before it was acknowledged may come again.
+        let mut known = BTreeSet::new();
+        let numbers: Vec<usize> = texts
+            .iter()
+            .filter_map(|text| text.parse().ok())
+            .filter(|number| known.insert(*number))
+            .collect();
+        assert!(numbers.iter().copied().eq(0..sent), "seed {seed}: {numbers:?}");
     }
 }
 
