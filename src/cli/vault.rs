@@ -536,6 +536,23 @@ mod tests {
     }
 
     #[test]
+    fn what_has_to_do_with_the_mesh_goes_there() {
+        for args in [
+            &["share", ".", "--name", "n", "--write"][..],
+            &["unshare", "n", "--json"],
+            &["shares"],
+            &["revoke", "n", "bob"],
+            &["request", "a/n", "--as", "bob", "--write", "--for", "60", "--wait", "5"],
+            &["--at", "a/n", "index"],
+            &["--at", "a/n", "--as", "bob", "search", "--limit", "3", "--", "-x"],
+            &["--at=a/n", "end", "--payload", "f", "--confirm-explicit-user-end"],
+        ] {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            assert!(matches!(parse(&args), Ok(Wanted::Mesh(_))), "{args:?}");
+        }
+    }
+
+    #[test]
     fn wrong_command_lines_are_told_apart_from_help() {
         for args in [
             &[][..],

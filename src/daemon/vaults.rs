@@ -160,11 +160,11 @@ fn command(
         let what = "this permission is for reading only, or the vault is not shared for writing";
         return Ok(Err(("read_only".to_owned(), what.to_owned())));
     }
-    let request = vault::Request::read(asked)?;
+    let request = vault::Request::read(asked)?.unnamed();
     let place = PathBuf::from(&call.place);
     let options = Options::system()
         .map_err(|error| VaultError::Workspace { path: place.clone(), why: error.to_string() })?;
-    // An entry says who wrote it, unless its writer names itself.
+    // Entries say which of our peers wrote them, not what the peer says.
     let name = match call.from_name.bytes().any(|b| b.is_ascii_alphanumeric()) {
         true => call.from_name.clone(),
         false => call.from.short(),

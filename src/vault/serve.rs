@@ -116,6 +116,18 @@ impl Request {
         })
     }
 
+    /// The same as from one that cannot say under which name it writes: entries bear that of the
+    /// workspace's options.
+    #[must_use]
+    pub fn unnamed(mut self) -> Self {
+        match &mut self {
+            Self::Append(input) => input.agent = None,
+            Self::End(input) => input.agent = None,
+            _ => {}
+        }
+        self
+    }
+
     /// Whether a command of this name changes the vault; what is unknown counts as if it did.
     #[must_use]
     pub fn writes(op: &str) -> bool {

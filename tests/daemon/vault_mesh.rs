@@ -182,7 +182,7 @@ async fn a_vault_is_read_and_written_by_whom_its_operator_lets() {
     assert!(!inspected.stdout.contains("my project"), "{}", inspected.stdout);
 
     // Reading is not writing.
-    let note = json!({"entry": "- from afar"}).to_string();
+    let note = json!({"entry": "- from afar", "agent": "ana"}).to_string();
     pair.there(&["append"], &note).await.refused(1, "no permission to write");
     // The agent that was asked answers with the tool, narrower first.
     assert_eq!(pair.ask(&["--write"]).await.ok()["status"], "pending");
