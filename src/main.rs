@@ -19,15 +19,20 @@ fn main() -> ExitCode {
     let json = invocation.json;
     match &invocation.command {
         Command::Completions { shell } => return cli::print(&cli::completions(*shell)),
-        Command::Vault { args } => return cli::vault::run(args),
+        Command::Vault { args } => {
+            let endpoint = || match resolve(&invocation) {
+                Ok(Config { socket, other_socket, agent_comms_dir, .. }) => {
+                    Ok(Endpoint::find(socket, other_socket, agent_comms_dir))
+                }
+                Err(error) => Err(unusable(&error, json)),
+            };
+            return cli::vault::run(args, endpoint, json);
+        }
         Command::Run(_) | Command::Mcp { .. } | Command::Client(_) => {}
     }
     let config = match resolve(&invocation) {
         Ok(config) => config,
-        Err(error) => {
-            let error = ApiError::new(error.code(), error.to_string(), error.todo());
-            return cli::report(&error, json, exit::CONFIG);
-        }
+        Err(error) => return unusable(&error, json),
     };
     match invocation.command {
         Command::Run(RunOptions { check: true, .. }) => cli::print(&config.report(json)),
@@ -72,6 +77,11 @@ fn main() -> ExitCode {
         }
         Command::Completions { .. } | Command::Vault { .. } => ExitCode::SUCCESS,
     }
+}
+
+fn unusable(error: &ConfigError, json: bool) -> ExitCode {
+    let error = ApiError::new(error.code(), error.to_string(), error.todo());
+    cli::report(&error, json, exit::CONFIG)
 }
 
 /// The command that runs the daemon of the same flags; what the environment says, it inherits.

@@ -1,10 +1,11 @@
-//! The MCP server for a harness (`commsd mcp`): the tool `agent_comms`, waiting for messages, and
-//! resources, on stdio (`surfaces.md` 2, 3). One process per harness session, thin: `link` is its
+//! The MCP server for a harness (`commsd mcp`): the tools `agent_comms` and `echoes_vault`, waiting for
+//! messages, and resources, on stdio (`surfaces.md` 2, 3). One process per harness session, thin: `link` is its
 //! connection to the daemon, `server` what the harness sees. Nothing but MCP is ever written to
 //! stdout, and the handshake waits for nobody.
 
 mod link;
 mod server;
+mod vault;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -92,7 +92,7 @@ pub async fn introduce(from: &mut impl Ask, to: &mut impl Ask) {
         to.ask(PendingParams {}).await.requests.into_iter().next()
     })
     .await;
-    to.ask(AcceptParams { id: Some(request.id), room: None, requester: None }).await;
+    to.ask(AcceptParams { id: Some(request.id), room: None, requester: None, terms: None }).await;
 }
 
 /// A connection as bare lines.

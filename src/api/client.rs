@@ -2,6 +2,8 @@
 //! turns typed requests into typed answers. It neither starts a daemon nor reconnects; whoever uses
 //! it decides about both.
 
+pub mod vault;
+
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;

@@ -10,14 +10,22 @@ use serde_json::{Map, Value, json};
 
 use super::types::{
     AcceptParams, AgentsParams, ApiError, DmAdmitParams, DmParams, DmRevokeParams,
-    DmUseGrantParams, MachineNameParams, OwnStatus, PageSize, PendingParams, PetnameClearParams,
-    PetnameSetParams, PetnamesParams, RejectParams, Request, RoomCreateParams, RoomDestroyParams,
-    RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomType,
-    RoomsParams, SendParams, Text, Timing, UpdateParams, Visibility, WhoamiParams,
+    DmUseGrantParams, GrantTerms, MachineNameParams, OwnStatus, PageSize, PendingParams,
+    PetnameClearParams, PetnameSetParams, PetnamesParams, RejectParams, Request, RoomCreateParams,
+    RoomDestroyParams, RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams,
+    RoomLeaveParams, RoomType, RoomsParams, SendParams, Text, Time, Timing, UpdateParams,
+    VaultMode, Visibility, WhoamiParams,
 };
+use crate::codec::time::UnixMillis;
+
+/// The capabilities of shared vaults, as requests for them name them (decision 32).
+pub const VAULT_READ: &str = "x-commsd-vault:read";
+/// To write as well.
+pub const VAULT_WRITE: &str = "x-commsd-vault:write";
 
 pub mod feed;
 pub mod render;
+pub mod vault;
 
 /// The tool's name.
 pub const NAME: &str = "agent_comms";
@@ -392,6 +400,28 @@ actions! {
         reason: String,
         ;
     }
+    /// List who asks for a permission, and for what.
+    CapabilityPending = "capability_pending" { ; }
+    /// Give a permission that somebody asked for; ask your user first.
+    CapabilityAccept = "capability_accept" {
+        /// the request's id
+        request_id: String,
+        /// until when, in milliseconds since 1970
+        expires: u64,
+        ;
+        /// how often it may be passed on; not at all without it
+        delegations_remaining: u64,
+        /// less than was asked for
+        capability: String,
+    }
+    /// Say no to somebody who asked for a permission.
+    CapabilityReject = "capability_reject" {
+        /// the request's id
+        request_id: String,
+        ;
+        /// what it is told
+        reason: String,
+    }
     /// Give a device a name of your user's own.
     PetnameSet = "petname_set" {
         /// the device's full id
@@ -573,6 +603,7 @@ impl Action {
                 id: None,
                 room: Some(a.room.clone()),
                 requester: Some(a.requester_id.clone()),
+                terms: None,
             }
             .into(),
             Self::RoomReject(a) => RejectParams {
@@ -582,11 +613,45 @@ impl Action {
                 reason: a.reason.clone(),
             }
             .into(),
-            Self::RoomPending(_) | Self::MeshPending(_) => PendingParams {}.into(),
-            Self::MeshAccept(a) => {
-                AcceptParams { id: Some(a.connection_id.clone()), room: None, requester: None }
-                    .into()
+            Self::RoomPending(_) | Self::MeshPending(_) | Self::CapabilityPending(_) => {
+                PendingParams {}.into()
             }
+            Self::MeshAccept(a) => AcceptParams {
+                id: Some(a.connection_id.clone()),
+                room: None,
+                requester: None,
+                terms: None,
+            }
+            .into(),
+            Self::CapabilityAccept(a) => AcceptParams {
+                id: Some(a.request_id.clone()),
+                room: None,
+                requester: None,
+                terms: Some(GrantTerms {
+                    expires: Some(Time(UnixMillis(a.expires))),
+                    delegations_remaining: a.delegations_remaining,
+                    mode: match a.capability.as_deref() {
+                        None => None,
+                        Some(VAULT_READ) => Some(VaultMode::Read),
+                        Some(VAULT_WRITE) => Some(VaultMode::Write),
+                        Some(_) => {
+                            return Err(ApiError::new(
+                                ApiError::INVALID_PARAMS,
+                                "capability_accept: `capability` is not what was asked for",
+                                format!("it is {VAULT_READ} or {VAULT_WRITE}, or left out"),
+                            ));
+                        }
+                    },
+                }),
+            }
+            .into(),
+            Self::CapabilityReject(a) => RejectParams {
+                id: Some(a.request_id.clone()),
+                room: None,
+                requester: None,
+                reason: a.reason.clone(),
+            }
+            .into(),
             Self::MeshReject(a) => RejectParams {
                 id: Some(a.connection_id.clone()),
                 room: None,
@@ -746,7 +811,10 @@ mod tests {
             let name = branch["properties"]["action"]["const"].as_str().unwrap().to_owned();
             let mut call = Map::new();
             for field in branch["required"].as_array().unwrap() {
-                call.insert(field.as_str().unwrap().to_owned(), "a".into());
+                let field = field.as_str().unwrap();
+                let number = branch["properties"][field]["type"] == "integer";
+                let value = if number { Value::from(1) } else { Value::from("a") };
+                call.insert(field.to_owned(), value);
             }
             call.insert("action".into(), name.clone().into());
             assert_eq!(Action::parse(Value::Object(call)).unwrap().name(), name);

@@ -476,6 +476,18 @@ methods! {
     PetnameSet(PetnameSetParams) = "petname.set" => Petname;
     /// Takes a device's name away.
     PetnameClear(PetnameClearParams) = "petname.clear" => Petname;
+    /// Shares a vault.
+    VaultShare(VaultShareParams) = "vault.share" => VaultShare;
+    /// Shares it no longer.
+    VaultUnshare(VaultUnshareParams) = "vault.unshare" => VaultShare;
+    /// What is shared, and with whom.
+    VaultShares(VaultSharesParams) = "vault.shares" => VaultShares;
+    /// Takes permissions back.
+    VaultRevoke(VaultRevokeParams) = "vault.revoke" => VaultShare;
+    /// Asks for a permission.
+    VaultRequest(VaultRequestParams) = "vault.request" => VaultPermission;
+    /// Carries out a command on a share.
+    VaultCall(VaultCallParams) = "vault.call" => VaultAnswer;
     /// The name that this machine gives itself.
     MachineName(MachineNameParams) = "machine.name" => MachineName;
 }
@@ -738,6 +750,8 @@ params! {
     /// `accept`: an `id` from `pending.list`, or `room` and `requester`.
     AcceptParams {
         ;
+        /// For a capability: how far the yes goes.
+        terms: GrantTerms,
         /// The request's id.
         id: String,
         /// The room's or DM's path.
@@ -1068,6 +1082,10 @@ macro_rules! results {
     )*};
 }
 
+mod vault;
+
+pub use vault::*;
+
 results! {
     /// The answer to a request that has nothing to tell.
     Done {}
@@ -1392,6 +1410,10 @@ results! {
         kind: PendingKind,
         /// Path of the room or DM.
         room: Option<String>,
+        /// The capability asked for.
+        capability: Option<String>,
+        /// The share that it is for.
+        share: Option<String>,
         /// Device id of who asks.
         requester: String,
         /// Its name where known.

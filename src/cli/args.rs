@@ -7,7 +7,11 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use super::run::RunOptions;
-use crate::api::types::{Label, OwnStatus, PageSize, RoomType, Timing, Visibility, WaitSecs};
+use crate::api::types::{
+    GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
+    Visibility, WaitSecs,
+};
+use crate::codec::time::UnixMillis;
 
 /// Where help shows what every command takes.
 const GLOBAL: &str = "Global options";
@@ -60,7 +64,7 @@ pub enum Command {
         shell: Shell,
     },
 
-    /// Keep a project's memory in its repository (EchoesVault); needs no daemon
+    /// Keep a project's memory in its repository (EchoesVault); only sharing needs the daemon
     #[command(disable_help_flag = true)]
     Vault {
         /// See `commsd vault --help`
@@ -139,26 +143,29 @@ pub enum ClientCommand {
 
     /// List what waits for the agent's yes or no
     Pending {
-        /// Who acts
+        /// Who decides
         #[command(flatten)]
-        agent: AsAgent,
+        agent: DecidesAs,
     },
 
     /// Say yes to a waiting request
     Accept {
-        /// Who acts
+        /// Who decides
         #[command(flatten)]
-        agent: AsAgent,
+        agent: DecidesAs,
         /// What is answered
         #[command(flatten)]
         which: WhichRequest,
+        /// How far a permission goes
+        #[command(flatten)]
+        terms: TermArgs,
     },
 
     /// Say no to a waiting request
     Reject {
-        /// Who acts
+        /// Who decides
         #[command(flatten)]
-        agent: AsAgent,
+        agent: DecidesAs,
         /// What is answered
         #[command(flatten)]
         which: WhichRequest,
@@ -279,6 +286,51 @@ pub struct AsAgent {
     /// Act as the agent of this name; it is created on first use and kept
     #[arg(id = "as", long, value_name = "NAME")]
     pub name: Label,
+}
+
+/// Who decides.
+#[derive(Args, Clone, Debug)]
+pub struct DecidesAs {
+    /// Act as the agent of this name; without it as the operator, who decides on shared vaults
+    #[arg(id = "as", long, value_name = "NAME")]
+    pub name: Option<Label>,
+}
+
+/// How far a yes to a request for a permission goes.
+#[derive(Args, Clone, Debug, Default)]
+pub struct TermArgs {
+    /// For a permission: it lasts so long, 30 days without it
+    #[arg(long = "for", value_name = "SECS")]
+    pub lasts: Option<GrantSecs>,
+    /// For a permission: it may be passed on so often
+    #[arg(long, value_name = "N")]
+    pub delegations: Option<u64>,
+    /// For a permission: to read only, whatever was asked for
+    #[arg(long, conflicts_with = "write")]
+    pub read: bool,
+    /// For a permission: to write as well, if that was asked for
+    #[arg(long)]
+    pub write: bool,
+}
+
+impl TermArgs {
+    /// The API's form; nothing for nothing said.
+    #[must_use]
+    pub fn terms(&self, now: UnixMillis) -> Option<GrantTerms> {
+        let terms = GrantTerms {
+            expires: self.lasts.map(|secs| Time(now.plus(secs.get() * 1000))),
+            delegations_remaining: self.delegations,
+            mode: match (self.read, self.write) {
+                (true, _) => Some(VaultMode::Read),
+                (false, true) => Some(VaultMode::Write),
+                (false, false) => None,
+            },
+        };
+        let said = terms.expires.is_some()
+            || terms.delegations_remaining.is_some()
+            || terms.mode.is_some();
+        said.then_some(terms)
+    }
 }
 
 /// The agent whose view is shown.

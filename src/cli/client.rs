@@ -26,6 +26,7 @@ use crate::api::types::{
     SendResult, Status, StatusParams, Stopping, Text, UpdateParams, Whoami, WhoamiParams,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
+use crate::codec::time::UnixMillis;
 use crate::identity::process::{Liveness, Processes as _, SystemProcesses};
 
 /// What the daemon is told this program is.
@@ -154,16 +155,19 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
             session.sent(session.client.call_waiting(params, waiting).await?)
         }
         ClientCommand::Pending { agent } => {
-            session.show_as(&agent, PendingParams {}, show_pending).await
+            session.attach_if(agent.name).await?;
+            session.show(PendingParams {}, show_pending).await
         }
-        ClientCommand::Accept { agent, which } => {
+        ClientCommand::Accept { agent, which, terms } => {
             let (id, room, requester) = named(which);
-            session.show_as(&agent, AcceptParams { id, room, requester }, show_answered).await
+            let terms = terms.terms(now());
+            session.attach_if(agent.name).await?;
+            session.show(AcceptParams { id, room, requester, terms }, show_answered).await
         }
         ClientCommand::Reject { agent, which, reason } => {
             let (id, room, requester) = named(which);
-            let params = RejectParams { id, room, requester, reason };
-            session.show_as(&agent, params, show_answered).await
+            session.attach_if(agent.name).await?;
+            session.show(RejectParams { id, room, requester, reason }, show_answered).await
         }
         ClientCommand::Inbox { agent, wait, max, peek } => {
             session.attach(&agent).await?;
@@ -192,6 +196,12 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
     }
 }
 
+/// The time on the clock.
+pub(super) fn now() -> UnixMillis {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    UnixMillis(since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
+}
+
 fn text(text: String) -> Result<Text, ApiError> {
     Text::try_from(text).map_err(|what| ApiError::invalid_params("TEXT", what))
 }
@@ -216,15 +226,15 @@ fn named(which: WhichRequest) -> (Option<String>, Option<String>, Option<String>
 }
 
 /// A connection and how to print.
-struct Session {
-    client: Client,
-    json: bool,
+pub(super) struct Session {
+    pub(super) client: Client,
+    pub(super) json: bool,
 }
 
 impl Session {
     /// Makes the connection the agent, or fails: acting as somebody else would be worse.
     /// Answers its id.
-    async fn attach(&self, agent: &AsAgent) -> Result<String, Failure> {
+    pub(super) async fn attach(&self, agent: &AsAgent) -> Result<String, Failure> {
         let cwd = std::env::current_dir().map_err(|error| {
             let what = format!("cannot tell the working directory: {error}");
             ApiError::new("cwd", what, "change into a directory that exists")
@@ -260,7 +270,11 @@ impl Session {
     }
 
     /// Asks, and prints the answer.
-    async fn show<P: Call>(&self, params: P, human: impl FnOnce(&P::Output) -> String) -> Done {
+    pub(super) async fn show<P: Call>(
+        &self,
+        params: P,
+        human: impl FnOnce(&P::Output) -> String,
+    ) -> Done {
         let result = self.client.call(params).await?;
         self.print(&result, human)?;
         Ok(exit::DONE)
@@ -277,7 +291,7 @@ impl Session {
         self.show(params, human).await
     }
 
-    fn print<T: Serialize>(
+    pub(super) fn print<T: Serialize>(
         &self,
         result: &T,
         human: impl FnOnce(&T) -> String,
@@ -670,14 +684,17 @@ fn show_sent(sent: &SendResult) -> String {
     out
 }
 
-/// What a request is for: a conversation, a room, or this machine.
+/// What a request is for: a conversation, a room, this machine, or a permission on a share.
 fn wanted(request: &PendingRequest) -> String {
     let name = request.requester_name.clone().unwrap_or_else(|| short(&request.requester));
     match (request.kind, &request.room) {
         (PendingKind::Dm, _) => format!("DM with {name}"),
         (PendingKind::Mesh, _) => "this machine".into(),
         (_, Some(room)) => room_label(room),
-        (_, None) => String::new(),
+        (_, None) => match (&request.capability, &request.share) {
+            (Some(capability), Some(share)) => format!("{capability} {share}"),
+            _ => String::new(),
+        },
     }
 }
 

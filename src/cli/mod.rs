@@ -144,6 +144,11 @@ pub fn execute(command: ClientCommand, endpoint: &Endpoint, json: bool) -> ExitC
             return report(&error, json, if wrong { exit::USAGE } else { exit::FAILED });
         }
     };
+    drive(json, async { client::execute(command, endpoint, json).await.map(Into::into) })
+}
+
+/// Runs a command that asks the daemon, until it is done or interrupted; says what went wrong.
+fn drive(json: bool, work: impl Future<Output = Result<ExitCode, client::Failure>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -153,12 +158,12 @@ pub fn execute(command: ClientCommand, endpoint: &Endpoint, json: bool) -> ExitC
     };
     let done = runtime.block_on(async {
         tokio::select! {
-            done = client::execute(command, endpoint, json) => done,
-            _ = tokio::signal::ctrl_c() => Ok(exit::INTERRUPTED),
+            done = work => done,
+            _ = tokio::signal::ctrl_c() => Ok(exit::INTERRUPTED.into()),
         }
     });
     match done {
-        Ok(code) => code.into(),
+        Ok(code) => code,
         Err(client::Failure::Api(error)) => {
             let code = match error.code.as_str() {
                 ApiError::NO_DAEMON | ApiError::DAEMON_STOPPED => exit::NO_DAEMON,

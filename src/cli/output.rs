@@ -58,7 +58,13 @@ pub(super) fn write_out(text: &str) -> io::Result<()> {
 /// One line of JSON, with the line feed. Characters that act on a terminal are written as `\u` escapes,
 /// which JSON readers turn back.
 pub(super) fn json_line(value: &impl Serialize) -> String {
-    let text = serde_json::to_string(value).unwrap_or_else(|_| "null".into());
+    let mut out = printable(&serde_json::to_string(value).unwrap_or_else(|_| "null".into()));
+    out.push('\n');
+    out
+}
+
+/// JSON text with the characters that act on a terminal written as `\u` escapes.
+pub(super) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 1);
     let mut utf16 = [0; 2];
     for c in text.chars() {
@@ -72,7 +78,6 @@ pub(super) fn json_line(value: &impl Serialize) -> String {
             out.push(c);
         }
     }
-    out.push('\n');
     out
 }
 
@@ -241,10 +246,21 @@ pub(super) fn event_text(event: &Event) -> String {
         }
         "join_outcome" => format!("you are not let into {}: {}", room(), member("reason")),
         "capability_request" => format!(
-            "{} asks for \"{}\" (request {})",
+            "{} asks for \"{}\" on {} (request {})",
             who("requesterDevice", "requesterName"),
             member("capability"),
+            member("scopePath"),
             member("requestId")
+        ),
+        "capability_outcome" if event.body.get("accepted") == Some(&Value::Bool(true)) => {
+            format!("you have \"{}\" on {}", member("capability"), member("scopePath"))
+        }
+        "capability_outcome" => format!(
+            "you do not get \"{}\" on {}: {} {}",
+            member("capability"),
+            member("scopePath"),
+            member("code"),
+            member("reason")
         ),
         "connection_request" => format!(
             "machine {} (fingerprint {}) asks to be let in",

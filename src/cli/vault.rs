@@ -1,9 +1,12 @@
 //! `commsd vault`: the reference engine's command line, argument for argument, over the engine in
-//! [`crate::vault`], in process and without a daemon.
+//! [`crate::vault`], in process and without a daemon; only what has to do with vaults over the mesh
+//! (`mesh`) asks one.
 //!
 //! The arguments are read here and not by `clap`, because callers rely on how the reference reads them:
 //! unique prefixes of options, negative numbers as values, the last of two equal options. Answers go to
 //! stdout; a refusal is one line of JSON on stderr and exit 2, a wrong command line is text and exit 2.
+
+mod mesh;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{exit, output};
+use super::{Endpoint, exit, output};
 use crate::vault::plan::search::DEFAULT_LIMIT;
 use crate::vault::plan::text::integer;
 use crate::vault::plan::{json, payload};
@@ -32,6 +35,7 @@ const SIGNALLED: i32 = 128;
 
 const USAGE: &str = "\
 usage: commsd vault [--workspace DIR] [--agent NAME] [--adapter-version VERSION] COMMAND ...
+       commsd vault [--at AGENT/SHARE] [--as NAME] COMMAND ...
 ";
 /// Where a wrong command line is sent.
 const SEE_HELP: &str = "`commsd vault --help` lists the commands and their options\n";
@@ -53,6 +57,15 @@ commands:
   upsert                  write a page [--payload FILE]
   end                     save the session [--payload FILE] --confirm-explicit-user-end
   rebuild-index           rebuild the generated index
+
+over the mesh, through the daemon:
+  share DIR --name N      let peers ask for the vault in DIR [--read|--write]
+  unshare N               share it no longer; permissions end
+  shares                  show what is shared, and with whom [--json]
+  revoke N [AGENT]        take permissions back
+  request AGENT/N         ask for permission [--read|--write] [--for SECS] [--wait SECS]
+  --at AGENT/N COMMAND    inspect, index, page NAME, search, hash, append, upsert, end there
+  --as NAME               act as this agent (default: operator)
 
 options:
   --workspace DIR         a folder in the project (default: the current one)
@@ -229,17 +242,28 @@ fn number(read: &Read, option: Opt, default: i64) -> Result<i64, NotRun> {
     }
 }
 
-fn parse(args: &[OsString]) -> Result<Invocation, NotRun> {
+/// What a command line asks for.
+enum Wanted {
+    /// Of the engine.
+    Here(Invocation),
+    /// Of the daemon.
+    Mesh(mesh::Asked),
+}
+
+fn parse(args: &[OsString]) -> Result<Wanted, NotRun> {
     let args: Vec<String> = args
         .iter()
         .map(|arg| arg.clone().into_string())
         .collect::<Result<_, _>>()
         .map_err(|_| NotRun::Usage("the arguments are not valid UTF-8".into()))?;
-    let global = [HELP_OPTION, WORKSPACE, AGENT, ADAPTER];
+    let global = [HELP_OPTION, WORKSPACE, AGENT, ADAPTER, mesh::AT, mesh::AS];
     let (globals, rest) = read(&args, &global, true)?;
     let Some(command) = globals.positional.first() else {
         return Err(NotRun::Usage("a command is needed".into()));
     };
+    if let Some(asked) = mesh::parse(&globals, command, rest)? {
+        return Ok(Wanted::Mesh(asked));
+    }
     let (own, wanted): (&[Opt], usize) = match command.as_str() {
         "inspect" | "status" => (&[FORMAT], 0),
         "start" => (&[RECENT], 0),
@@ -285,12 +309,12 @@ fn parse(args: &[OsString]) -> Result<Invocation, NotRun> {
         },
     };
     let last = |option| globals.last(option).map(str::to_owned);
-    Ok(Invocation {
+    Ok(Wanted::Here(Invocation {
         workspace: last(WORKSPACE),
         agent: last(AGENT),
         adapter_version: last(ADAPTER),
         action,
-    })
+    }))
 }
 
 /// `path` with a leading `~` replaced by the home folder.
@@ -429,11 +453,22 @@ fn open(invocation: &Invocation, stop: Stop) -> Result<Workspace, VaultError> {
     Workspace::open(&start, options)
 }
 
-/// Runs `commsd vault` with the arguments behind `vault`.
+/// Runs `commsd vault` with the arguments behind `vault`. `endpoint` says where the daemon is, and is
+/// asked only by a command that needs it; `json` is what stood before `vault`.
 #[must_use]
-pub fn run(args: &[OsString]) -> ExitCode {
+pub fn run(
+    args: &[OsString],
+    endpoint: impl FnOnce() -> Result<Endpoint, ExitCode>,
+    json: bool,
+) -> ExitCode {
     let invocation = match parse(args) {
-        Ok(invocation) => invocation,
+        Ok(Wanted::Here(invocation)) => invocation,
+        Ok(Wanted::Mesh(asked)) => {
+            return match endpoint() {
+                Ok(endpoint) => mesh::run(asked, &endpoint, json),
+                Err(code) => code,
+            };
+        }
         Err(NotRun::Help) => return output::print(&format!("{USAGE}{HELP}")),
         Err(NotRun::Usage(why)) => {
             return output::report_usage(&format!("{why}\n{USAGE}{SEE_HELP}"), exit::USAGE);
@@ -471,7 +506,10 @@ mod tests {
     use super::*;
 
     fn parsed(args: &[&str]) -> Result<Invocation, NotRun> {
-        parse(&args.iter().map(OsString::from).collect::<Vec<_>>())
+        match parse(&args.iter().map(OsString::from).collect::<Vec<_>>())? {
+            Wanted::Here(invocation) => Ok(invocation),
+            Wanted::Mesh(asked) => panic!("{asked:?}"),
+        }
     }
 
     fn is_usage(args: &[&str]) -> bool {
@@ -500,6 +538,23 @@ mod tests {
     }
 
     #[test]
+    fn what_has_to_do_with_the_mesh_goes_there() {
+        for args in [
+            &["share", ".", "--name", "n", "--write"][..],
+            &["unshare", "n", "--json"],
+            &["shares"],
+            &["revoke", "n", "bob"],
+            &["request", "a/n", "--as", "bob", "--write", "--for", "60", "--wait", "5"],
+            &["--at", "a/n", "index"],
+            &["--at", "a/n", "--as", "bob", "search", "--limit", "3", "--", "-x"],
+            &["--at=a/n", "end", "--payload", "f", "--confirm-explicit-user-end"],
+        ] {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            assert!(matches!(parse(&args), Ok(Wanted::Mesh(_))), "{args:?}");
+        }
+    }
+
+    #[test]
     fn wrong_command_lines_are_told_apart_from_help() {
         for args in [
             &[][..],
@@ -516,6 +571,21 @@ mod tests {
             &["append", "--payload", "--x"],
             &["inspect", "--format", "xml"],
             &["end", "--confirm-explicit-user-end=1"],
+            &["share", "."],
+            &["share", "--name", "n"],
+            &["share", ".", "--name", "n", "--read", "--write"],
+            &["unshare"],
+            &["shares", "x"],
+            &["revoke", "n", "a", "b"],
+            &["request"],
+            &["request", "a/n", "--wait", "x"],
+            &["request", "a/n", "--for", "0"],
+            &["--as", "x", "search", "q"],
+            &["--at", "a/n", "init"],
+            &["--at", "a/n", "page"],
+            &["--at", "a/n", "inspect", "--format", "card"],
+            &["page", "x"],
+            &["index"],
         ] {
             assert!(is_usage(args), "{args:?}");
         }

@@ -273,6 +273,21 @@ fn limit_list(config: &Config) -> Vec<types::LimitInfo> {
             "ms",
             "a request that waits for a decision",
         ),
+        limit("vault.shares", count(node::MAX_SHARES), "entries", "vaults shared with peers"),
+        limit(
+            "vault.grants",
+            count(node::MAX_GRANTS),
+            "entries",
+            "permissions kept for one shared vault",
+        ),
+        limit(
+            "vault.asks",
+            count(node::MAX_ASKS),
+            "entries",
+            "requests for permissions that wait for a decision",
+        ),
+        limit("vault.calls", count(node::MAX_CALLS), "entries", "commands of peers under way"),
+        limit("vault.deadline", node::SERVICE_DEADLINE_MS, "ms", "a command of a peer"),
         limit(
             "logs.kept",
             count(super::logging::MAX_KEPT_EVENTS),

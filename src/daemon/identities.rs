@@ -18,7 +18,7 @@ use crate::identity::lock::{self, Claim, HeldLock};
 use crate::identity::process::SystemProcesses;
 use crate::identity::slot::{SlotFile, SlotName, SlotTable};
 use crate::mesh::journal::Ticket;
-use crate::mesh::node::IdentityChange;
+use crate::mesh::node::{IdentityChange, TokenKey};
 use crate::mesh::wire::cose::CoseSign1;
 use crate::mesh::wire::room_path::RoomPath;
 use crate::runtime::clock::unix_now;
@@ -54,6 +54,8 @@ pub struct OpenSlot {
     pub reason: Option<String>,
     /// Room tokens it holds.
     pub tokens: Vec<(RoomPath, CoseSign1)>,
+    /// Tokens for others' services that it holds.
+    pub services: Vec<(TokenKey, CoseSign1)>,
     /// Grants it has issued.
     pub grants: Vec<(RoomPath, DeviceId, Vec<u8>)>,
 }
@@ -253,6 +255,14 @@ impl Thread {
                 Some((RoomPath::parse(path).ok()?, CoseSign1::from_json(token).ok()?))
             })
             .collect();
+        let services = slot
+            .entries(SlotTable::ServiceTokens)
+            .filter_map(|(key, token)| {
+                let token = CoseSign1::from_json(token).ok()?;
+                let owner = DeviceId::parse(key.split_once('/')?.0)?;
+                Some((TokenKey::of(owner, &token)?, token))
+            })
+            .collect();
         let grants = slot
             .entries(SlotTable::IssuedGrants)
             .filter_map(|(key, id)| {
@@ -268,6 +278,7 @@ impl Thread {
             ephemeral: false,
             reason,
             tokens,
+            services,
             grants,
         };
         self.slots.insert(device, Held { slot, lock });
@@ -285,6 +296,7 @@ impl Thread {
             ephemeral: true,
             reason,
             tokens: Vec::new(),
+            services: Vec::new(),
             grants: Vec::new(),
         })
     }
@@ -300,6 +312,11 @@ impl Thread {
             IdentityChange::RoomToken { path, token } => Change {
                 table: SlotTable::RoomTokens,
                 key: path.to_string(),
+                value: token.as_ref().map(CoseSign1::to_json),
+            },
+            IdentityChange::ServiceToken { key, token } => Change {
+                table: SlotTable::ServiceTokens,
+                key: format!("{}/{}::{}", key.owner, key.path, key.capability),
                 value: token.as_ref().map(CoseSign1::to_json),
             },
             IdentityChange::IssuedGrant { path, member, token_id } => Change {

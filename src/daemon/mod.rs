@@ -9,6 +9,7 @@ pub mod logging;
 mod owner;
 mod project_rooms;
 mod requests;
+mod vaults;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use self::identities::{Identities, SlotRequest};
 use self::keeping::Keeper;
 use self::logging::{emit, event};
 use self::owner::{Owner, Sources};
+use self::vaults::Desk;
 use crate::api::types::{ApiError, PROGRAM_VERSION, Severity};
 use crate::identity::entropy::OsEntropy;
 use crate::identity::files::BaseDir;
@@ -311,6 +313,7 @@ pub async fn serve(
             "peers are found by the port alone; free the UDP port to mend it",
         ));
     }
+    let (desk, vaults) = Desk::new();
     let device = node.daemon();
     let config = Arc::new(config);
     let owner = Owner {
@@ -337,6 +340,7 @@ pub async fn serve(
         actions: HashMap::new(),
         waiting: Vec::new(),
         news: BTreeSet::new(),
+        desk,
         next_op: 0,
         change_seq: 0,
         inputs: VecDeque::from([Input::Start]),
@@ -347,7 +351,7 @@ pub async fn serve(
     emit(&event("ready").with("device", device));
     notify(&[sd_notify::NotifyState::Ready]);
     started(&config);
-    let owner = owner.run(Sources { mesh, local, opened, saved, stored, stop }).await;
+    let owner = owner.run(Sources { mesh, local, opened, saved, stored, vaults, stop }).await;
     notify(&[sd_notify::NotifyState::Stopping]);
     emit(&event("stopping").with("reason", "asked"));
     socket_stop.cancel();

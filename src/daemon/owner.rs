@@ -17,6 +17,7 @@ use super::identities::{Identities, OpenError, OpenSlot};
 use super::keeping::Keeper;
 use super::logging::{self, Ring, emit, event};
 use super::project_rooms::{Project, SETTLE_EVERY};
+use super::vaults::{Desk, Done, OperatorReply, VaultReply};
 use crate::api::tool::Action;
 use crate::api::tool::render::{self, Viewer};
 use crate::api::types::{self, ApiError, RequestId, notification};
@@ -91,6 +92,10 @@ pub(super) enum Reply {
     Whoami,
     /// How far the mailbox is acknowledged.
     Acked,
+    /// What a vault elsewhere answered.
+    Vault(VaultReply),
+    /// What the operator asked for.
+    Operator(OperatorReply),
     /// The attach, which waited for the room of the agent's directory.
     Attached {
         /// The agent.
@@ -143,6 +148,7 @@ pub(super) struct Owner {
     pub(super) waiting: Vec<Waiting>,
     /// Agents whose mailbox has got something since the waits were last looked at.
     pub(super) news: BTreeSet<DeviceId>,
+    pub(super) desk: Desk,
     pub(super) next_op: u64,
     pub(super) change_seq: u64,
     pub(super) inputs: VecDeque<Input>,
@@ -158,6 +164,7 @@ pub(super) struct Sources {
     pub opened: mpsc::Receiver<Opening>,
     pub saved: mpsc::Receiver<Ticket>,
     pub stored: mpsc::Receiver<Vec<Report>>,
+    pub vaults: mpsc::Receiver<Done>,
     pub stop: CancellationToken,
 }
 
@@ -199,6 +206,7 @@ impl Owner {
                     }
                 }
                 Some(opening) = sources.opened.recv() => self.opened(opening),
+                Some(done) = sources.vaults.recv() => self.vault_done(done),
                 Some(reports) = sources.stored.recv() => self.stored(reports),
                 Some(ticket) = sources.saved.recv() => {
                     self.inputs.push_back(Input::IdentitySaved(ticket));
@@ -252,6 +260,7 @@ impl Owner {
                 }
             }
             Output::AgentEvent { agent, seq, event } => self.agent_event(agent, seq, &event),
+            Output::Service(call) => self.desk.serve(*call),
             Output::Reply { op, result } => self.command_answered(op, result),
             Output::ProbePids(agents) => {
                 let dead = agents
@@ -400,6 +409,7 @@ impl Owner {
                 cwd: params.cwd.clone(),
                 key: super::requests::raw_key(&params),
                 tokens: slot.tokens,
+                services: slot.services,
                 grants: slot.grants,
                 ephemeral: slot.ephemeral,
             }),
@@ -663,7 +673,8 @@ impl<'a> Pushed<'a> {
             | DeliveryEvent::InviteDeclined { .. }
             | DeliveryEvent::NameChanged { .. }
             | DeliveryEvent::ConnectionRequest { .. }
-            | DeliveryEvent::JoinOutcome { .. } => {}
+            | DeliveryEvent::JoinOutcome { .. }
+            | DeliveryEvent::CapabilityOutcome { .. } => {}
         }
         pushed
     }

@@ -23,6 +23,7 @@ use crate::mesh::node::{
     Command, CommandError, CommandResult, DecisionTarget, Delivery, Input, OpId, RoomView,
 };
 use crate::mesh::records::{self, AgentRecord};
+use crate::mesh::wire::capability;
 use crate::mesh::wire::cose::CoseSign1;
 use crate::mesh::wire::room_path::{self, RoomPath};
 use crate::runtime::local_socket::ConnId;
@@ -92,12 +93,12 @@ fn some_text(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-fn wait_ms(wait: Option<WaitSecs>) -> u64 {
+pub(super) fn wait_ms(wait: Option<WaitSecs>) -> u64 {
     wait.map_or(0, |wait| wait.get() * 1000)
 }
 
 /// What to do about a failed command.
-fn todo(code: &str) -> Option<&'static str> {
+pub(super) fn todo(code: &str) -> Option<&'static str> {
     Some(match code {
         "room_not_found" => "`commsd rooms` lists the rooms; a room is named by path or name",
         "room_exists" => "choose another name, or `commsd room join` it",
@@ -116,6 +117,14 @@ fn todo(code: &str) -> Option<&'static str> {
         "store_failed" => {
             "free space or mend the disk (`commsd status`); it need not be asked for again"
         }
+        "not_allowed" | "expired" | "revoked" | "unauthorized" => {
+            "ask for it: `commsd vault request AGENT/SHARE`, with --write to write"
+        }
+        "not_shared" => "its owner shares a vault with `commsd vault share`",
+        "read_only" => "its owner shares it for writing with `commsd vault share --write`",
+        "share_not_found" => "`commsd vault shares` lists what is shared",
+        "busy" => "try again in a moment",
+        "connection_lost" => "look whether it is done before you try again",
         "timeout" | "leave_failed" => "try again later",
         "invite_failed" => "the agent may join by name all the same; tell it another way",
         _ => return None,
@@ -199,6 +208,22 @@ impl Owner {
             Request::MachineName(params) => {
                 let name = self.machine_named(params.name);
                 self.answer(conn, &id, name);
+            }
+            Request::VaultShare(params) => self.vault_share(conn, id, params),
+            Request::VaultUnshare(params) => self.vault_unshare(conn, id, params),
+            Request::VaultShares(_) => {
+                let shares = self.vault_shares();
+                self.answer(conn, &id, Ok(types::VaultShares { shares }));
+            }
+            Request::VaultRevoke(params) => self.vault_revoke(conn, id, params),
+            Request::Pending(_) if self.viewer(conn).is_none() => {
+                let requests = self.pending(None);
+                self.answer(conn, &id, Ok(types::PendingList { requests }));
+            }
+            Request::Accept(_) | Request::Reject(_) if self.viewer(conn).is_none() => {
+                if let Err(error) = self.operator_decides(conn, &id, &request) {
+                    self.refuse(conn, &id, error);
+                }
             }
             other => match self.clients.get(&conn).and_then(|client| client.agent) {
                 Some(agent) => self.agent_request(conn, id, agent, other),
@@ -336,17 +361,37 @@ impl Owner {
                 (Command::RevokeDm { bearer, token_id }, Reply::Revoked(bearer))
             }
             Request::Pending(_) => {
-                let requests = self.pending(&agent);
+                let requests = self.pending(Some(&agent));
                 self.answer(conn, id, Ok(types::PendingList { requests }));
+                return Ok(());
+            }
+            Request::VaultRequest(p) => {
+                self.vault_request(conn, id, agent, p)?;
+                return Ok(());
+            }
+            Request::VaultCall(p) => {
+                self.vault_call(conn, id, agent, p)?;
                 return Ok(());
             }
             Request::Accept(p) => {
                 let request = self.find_pending(p.which()?, &agent)?;
+                if request.kind == types::PendingKind::Capability {
+                    return self.decide_capability(conn, id, request, Ok(p.terms));
+                }
+                if p.terms.is_some() {
+                    return Err(ApiError::invalid_params(
+                        "accept",
+                        "`terms` belong to a request for a capability",
+                    ));
+                }
                 let target = DecisionTarget::Id(request.id.clone());
                 (Command::Accept(target), Reply::Answered(Box::new(request), true))
             }
             Request::Reject(p) => {
                 let request = self.find_pending(p.which()?, &agent)?;
+                if request.kind == types::PendingKind::Capability {
+                    return self.decide_capability(conn, id, request, Err(p.reason));
+                }
                 let target = DecisionTarget::Id(request.id.clone());
                 (
                     Command::Reject { target, reason: p.reason },
@@ -400,16 +445,32 @@ impl Owner {
             | Request::Logs(_)
             | Request::Watch(_)
             | Request::Action(_)
+            | Request::VaultShare(_)
+            | Request::VaultUnshare(_)
+            | Request::VaultShares(_)
+            | Request::VaultRevoke(_)
             | Request::Petnames(_)
             | Request::PetnameSet(_)
             | Request::PetnameClear(_)
             | Request::MachineName(_) => return Ok(()),
         };
+        self.command(conn, id, agent, command, reply);
+        Ok(())
+    }
+
+    /// Has the node carry out an agent's command and remembers whom to answer, and how.
+    pub(super) fn command(
+        &mut self,
+        conn: ConnId,
+        id: &RequestId,
+        agent: DeviceId,
+        command: Command,
+        reply: Reply,
+    ) {
         self.next_op += 1;
         let op = OpId(self.next_op);
         self.replies.insert(op, (conn, id.clone(), reply));
         self.inputs.push_back(Input::Command { op, agent, command });
-        Ok(())
     }
 
     pub(super) fn command_answered(
@@ -423,6 +484,13 @@ impl Owner {
             self.attach(conn, &id, agent, reason);
             return;
         }
+        let reply = match reply {
+            Reply::Operator(reply) => {
+                self.operator_answered(conn, &id, reply, result);
+                return;
+            }
+            reply => reply,
+        };
         let agent = self.clients.get(&conn).and_then(|client| client.agent);
         let result = match result {
             Ok(result) => result,
@@ -466,6 +534,7 @@ impl Owner {
                 let (_, seq) = self.node.mailbox_position(&agent).unwrap_or_default();
                 self.answer(conn, &id, Ok(types::Acked { seq }));
             }
+            (Reply::Vault(reply), result) => self.vault_answered(conn, &id, reply, result),
             (Reply::Granted { bearer, principal }, CommandResult::Grant(grant)) => {
                 let admitted = types::DmAdmitted {
                     bearer: bearer.hex(),
@@ -482,7 +551,14 @@ impl Owner {
                 let revoked = types::DmRevoked { bearer: bearer.hex(), revoked: true };
                 self.answer(conn, &id, Ok(revoked));
             }
-            (Reply::Room | Reply::Send | Reply::Attached { .. } | Reply::Granted { .. }, _) => {
+            (
+                Reply::Room
+                | Reply::Send
+                | Reply::Attached { .. }
+                | Reply::Granted { .. }
+                | Reply::Operator(_),
+                _,
+            ) => {
                 self.refuse(conn, &id, ApiError::plain("internal", "no such result"));
             }
         }
@@ -736,7 +812,7 @@ impl Owner {
         Petnames::read(&self.base).ok()
     }
 
-    fn find_agent(&self, text: &str, viewer: &DeviceId) -> Result<DeviceId, ApiError> {
+    pub(super) fn find_agent(&self, text: &str, viewer: &DeviceId) -> Result<DeviceId, ApiError> {
         if let Some(id) = DeviceId::parse(text) {
             return Ok(id);
         }
@@ -848,13 +924,9 @@ impl Owner {
         which: PendingRef<'_>,
         agent: &DeviceId,
     ) -> Result<types::PendingRequest, ApiError> {
-        let requests = self.pending(agent);
+        let requests = self.pending(Some(agent));
         let found = match which {
-            // A machine's request is also known by the machine, as its event names it.
-            PendingRef::Id(id) => requests.into_iter().find(|request| {
-                request.id == id
-                    || (request.kind == types::PendingKind::Mesh && request.requester == id)
-            }),
+            PendingRef::Id(id) => by_id(requests, id),
             PendingRef::Asked { room, requester } => {
                 let requester = self.find_agent(requester, agent)?.hex();
                 let path = self.find_room(room, agent).map(|path| path.to_string()).ok();
@@ -864,29 +936,33 @@ impl Owner {
                 })
             }
         };
-        found.ok_or_else(|| {
-            ApiError::new(
-                "not_pending",
-                "nothing like that waits for this agent",
-                todo("not_pending").unwrap_or_default(),
-            )
-        })
+        found.ok_or_else(not_pending)
     }
 
     // --- views ------------------------------------------------------------------------------------------
 
-    fn pending(&self, agent: &DeviceId) -> Vec<types::PendingRequest> {
-        self.node
-            .pending(agent)
+    pub(super) fn pending(&self, agent: Option<&DeviceId>) -> Vec<types::PendingRequest> {
+        let pending = match agent {
+            Some(agent) => self.node.pending(agent),
+            None => self.node.pending_for_anybody(),
+        };
+        pending
             .into_iter()
             .map(|view| types::PendingRequest {
                 id: view.id,
                 kind: match view.kind {
                     "dm" => types::PendingKind::Dm,
                     "room" => types::PendingKind::Room,
+                    "capability" => types::PendingKind::Capability,
                     _ => types::PendingKind::Mesh,
                 },
                 room: view.room,
+                capability: view.share.as_ref().map(|(_, write)| {
+                    let verb =
+                        if *write { capability::VAULT_WRITE } else { capability::VAULT_READ };
+                    verb.to_owned()
+                }),
+                share: view.share.map(|(name, _)| name),
                 requester: view.requester.hex(),
                 requester_name: some_text(&view.requester_name),
                 at: Time(view.at),
@@ -921,7 +997,7 @@ impl Owner {
         })
     }
 
-    fn viewer(&self, conn: ConnId) -> Option<DeviceId> {
+    pub(super) fn viewer(&self, conn: ConnId) -> Option<DeviceId> {
         self.clients.get(&conn).and_then(|client: &Client| client.agent)
     }
 
@@ -1161,6 +1237,24 @@ fn page(all: Vec<types::RoomMessage>, since: Option<u64>, limit: usize) -> types
             types::History { messages: newest, more: false }
         }
     }
+}
+
+/// The request of this id. A machine's request is also known by the machine, as its event names it.
+pub(super) fn by_id(
+    requests: Vec<types::PendingRequest>,
+    id: &str,
+) -> Option<types::PendingRequest> {
+    requests.into_iter().find(|request| {
+        request.id == id || (request.kind == types::PendingKind::Mesh && request.requester == id)
+    })
+}
+
+pub(super) fn not_pending() -> ApiError {
+    ApiError::new(
+        "not_pending",
+        "nothing like that waits for this agent",
+        todo("not_pending").unwrap_or_default(),
+    )
 }
 
 fn petname_error(error: PetnamesError) -> ApiError {

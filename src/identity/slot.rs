@@ -176,6 +176,8 @@ pub enum SlotTable {
     IssuedGrants,
     /// Group path to token.
     GroupTokens,
+    /// `<owner hex>/<scope path>::<capability>` to token; ours alone.
+    ServiceTokens,
 }
 
 impl Table for SlotTable {
@@ -184,6 +186,7 @@ impl Table for SlotTable {
             Self::RoomTokens => "roomTokens",
             Self::IssuedGrants => "issuedGrants",
             Self::GroupTokens => "groupTokens",
+            Self::ServiceTokens => "x-commsd-serviceTokens",
         }
     }
 }

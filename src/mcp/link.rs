@@ -67,6 +67,11 @@ impl Link {
         }
     }
 
+    /// Where the harness works.
+    pub fn cwd(&self) -> &str {
+        &self.cwd
+    }
+
     /// Keeps the connection until the task is ended.
     pub async fn keep(&self) {
         let mut pause = RETRY_FIRST;

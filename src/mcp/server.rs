@@ -18,6 +18,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use super::link::{Connected, Link};
+use super::vault;
 use crate::api::tool::feed::{self, Batch, Feed, MAX_BATCH, Urgency};
 use crate::api::tool::{self, ToolResult, render};
 use crate::api::types::{
@@ -151,6 +152,18 @@ impl Server {
             Ok(result) => result,
             Err(error) => render::refusal(&error),
         };
+        self.with_messages(result, context).await
+    }
+
+    async fn echoes_vault(
+        &self,
+        arguments: Map<String, Value>,
+        context: &RequestContext<RoleServer>,
+    ) -> CallToolResult {
+        // An acknowledgement that fails is made up for by the next call.
+        let _due_again = self.arrived().await;
+        let result =
+            vault::call(&self.link, self.link.cwd(), self.harness.as_str(), arguments).await;
         self.with_messages(result, context).await
     }
 
@@ -322,6 +335,11 @@ fn tools() -> Vec<Tool> {
             Arc::new(wait),
         )
         .with_annotations(ToolAnnotations::new().read_only(true)),
+        Tool::new(
+            tool::vault::NAME,
+            tool::vault::DESCRIPTION,
+            Arc::new(tool::vault::input_schema()),
+        ),
     ]
 }
 
@@ -363,6 +381,7 @@ impl ServerHandler for Server {
         let arguments = request.arguments.unwrap_or_default();
         let result = match request.name.as_ref() {
             tool::NAME => self.agent_comms(arguments, &context).await,
+            tool::vault::NAME => self.echoes_vault(arguments, &context).await,
             WAIT => self.wait_for_messages(&arguments, &context).await,
             other => {
                 return Err(ErrorData::invalid_params(

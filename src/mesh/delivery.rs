@@ -259,9 +259,9 @@ fn is_kept(held: &Numbered, now: UnixMillis) -> bool {
         | DeliveryEvent::Dm { .. }
         | DeliveryEvent::RoomInvite { .. } => true,
         // Whoever asked has had its answer by then: new keys cannot fill the mailbox by asking.
-        DeliveryEvent::RoomJoinRequest { .. } | DeliveryEvent::ConnectionRequest { .. } => {
-            now.since(held.at) <= APPROVAL_WINDOW_MS
-        }
+        DeliveryEvent::RoomJoinRequest { .. }
+        | DeliveryEvent::ConnectionRequest { .. }
+        | DeliveryEvent::CapabilityRequest { .. } => now.since(held.at) <= APPROVAL_WINDOW_MS,
         DeliveryEvent::DeliveryStatus { delivery, .. } => {
             !matches!(delivery, DeliveryState::Delivered | DeliveryState::Read)
         }

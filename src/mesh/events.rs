@@ -169,6 +169,29 @@ pub enum DeliveryEvent {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         reason: String,
     },
+    /// Ours, never on the wire: how a request for a capability ended that took time to decide.
+    CapabilityOutcome {
+        /// Who was asked.
+        owner: DeviceId,
+        /// The capability asked for, or what was granted of it.
+        capability: String,
+        /// Scope kind.
+        scope_kind: String,
+        /// Scope path.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scope_path: Option<String>,
+        /// Granted or not.
+        accepted: bool,
+        /// Until when, as Unix milliseconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expires: Option<u64>,
+        /// Why not.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        code: String,
+        /// The owner's words.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        reason: String,
+    },
     /// Somebody asks for a capability.
     CapabilityRequest {
         /// Handle.
@@ -191,7 +214,10 @@ impl DeliveryEvent {
     pub const fn is_question(&self) -> bool {
         matches!(
             self,
-            Self::RoomInvite { .. } | Self::RoomJoinRequest { .. } | Self::ConnectionRequest { .. }
+            Self::RoomInvite { .. }
+                | Self::RoomJoinRequest { .. }
+                | Self::ConnectionRequest { .. }
+                | Self::CapabilityRequest { .. }
         )
     }
 

@@ -223,6 +223,48 @@ pub enum Record {
         /// Who revokes.
         issuer: DeviceId,
     },
+    /// Something of this machine is shared with peers.
+    Share {
+        /// Its name.
+        name: String,
+        /// What it is, to whoever serves it: a directory.
+        place: String,
+        /// Whether it may be written to.
+        write: bool,
+        /// Since when.
+        at: UnixMillis,
+    },
+    /// It is not shared any more, and nothing granted for it is good.
+    ShareGone {
+        /// Its name.
+        name: String,
+    },
+    /// A peer may use a share.
+    ShareGrant {
+        /// The share's name.
+        name: String,
+        /// Id of the token.
+        token: [u8; 16],
+        /// Who holds it.
+        bearer: DeviceId,
+        /// For writing; else for reading.
+        write: bool,
+        /// Since when.
+        at: UnixMillis,
+        /// Until when.
+        expires: UnixMillis,
+        /// How often it may be passed on.
+        delegations: u64,
+        /// Taken back.
+        revoked: bool,
+    },
+    /// The grant has ended.
+    ShareGrantGone {
+        /// The share's name.
+        name: String,
+        /// Id of the token.
+        token: [u8; 16],
+    },
 }
 
 impl Record {
@@ -252,7 +294,11 @@ impl Record {
             | Self::Message { .. }
             | Self::MessagesGone { .. }
             | Self::Revocation { .. }
-            | Self::RevocationGone { .. } => None,
+            | Self::RevocationGone { .. }
+            | Self::Share { .. }
+            | Self::ShareGone { .. }
+            | Self::ShareGrant { .. }
+            | Self::ShareGrantGone { .. } => None,
         }
     }
 
@@ -267,6 +313,7 @@ impl Record {
             Self::Outgoing { params, .. } => params.len(),
             Self::Message { message, .. } => message.len(),
             Self::Revocation { entry, .. } => entry.len(),
+            Self::Share { place, .. } => place.len(),
             _ => 0,
         }
     }

@@ -69,6 +69,32 @@ pub const CATALOGUE: &[Spec] = &[
         &["device"],
         "a device from beyond the machine asks to be let in",
     ),
+    ("vault_shared", Level::Info, &["share", "mode"], "a vault is shared, or shared otherwise"),
+    (
+        "vault_unshared",
+        Level::Info,
+        &["share"],
+        "a vault is shared no longer; what was granted is taken back",
+    ),
+    (
+        "capability_asked",
+        Level::Info,
+        &["device", "capability", "share"],
+        "a peer asks to use something shared; an agent or the operator decides",
+    ),
+    (
+        "capability_granted",
+        Level::Info,
+        &["device", "capability", "share", "until"],
+        "a peer may use something shared",
+    ),
+    ("capability_refused", Level::Info, &["device", "capability", "share"], "a peer was told no"),
+    (
+        "capability_revoked",
+        Level::Info,
+        &["device", "capability", "share"],
+        "what was granted to a peer was taken back",
+    ),
     (
         "role_gained",
         Level::Info,

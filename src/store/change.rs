@@ -22,6 +22,8 @@ mod kind {
     pub(super) const ROOM: u8 = 10;
     pub(super) const MESSAGE: u8 = 11;
     pub(super) const REVOCATION: u8 = 12;
+    pub(super) const SHARE: u8 = 13;
+    pub(super) const SHARE_GRANT: u8 = 14;
     /// Those that belong to one agent.
     pub(super) const OF_AGENT: [u8; 8] =
         [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED];
@@ -52,6 +54,11 @@ impl Key {
 
     fn number(mut self, number: u64) -> Self {
         self.0.extend(number.to_be_bytes());
+        self
+    }
+
+    fn token(mut self, token: &[u8; 16]) -> Self {
+        self.0.extend(token);
         self
     }
 
@@ -116,6 +123,18 @@ pub(super) fn changes(record: &Record) -> Vec<Change> {
         }
         Record::Revocation { token, issuer, .. } => put(revocation(token, issuer)),
         Record::RevocationGone { token, issuer } => remove(revocation(token, issuer)),
+        Record::Share { name, .. } => put(Key::of(SHARE).text(name)),
+        Record::ShareGone { name } => {
+            let grant = |token| Key::of(SHARE_GRANT).text(name).token(&token);
+            vec![
+                Change::Remove(Key::of(SHARE).text(name).0),
+                grant([0; 16]).up_to(grant([0xff; 16])),
+            ]
+        }
+        Record::ShareGrant { name, token, .. } => put(Key::of(SHARE_GRANT).text(name).token(token)),
+        Record::ShareGrantGone { name, token } => {
+            remove(Key::of(SHARE_GRANT).text(name).token(token))
+        }
     }
 }
 
@@ -140,6 +159,8 @@ pub(super) fn only_ends(records: &[Record]) -> bool {
                 | Record::RoomGone { .. }
                 | Record::MessagesGone { .. }
                 | Record::RevocationGone { .. }
+                | Record::ShareGone { .. }
+                | Record::ShareGrantGone { .. }
                 | Record::AgentGone { .. }
         )
     })

@@ -775,6 +775,29 @@ mod tests {
             }),
             (agent(), agent())
                 .prop_map(|(token, issuer)| Record::RevocationGone { token: token.0, issuer }),
+            (text(), text(), any::<bool>()).prop_map(|(name, place, write)| Record::Share {
+                name,
+                place,
+                write,
+                at: UnixMillis(3)
+            }),
+            text().prop_map(|name| Record::ShareGone { name }),
+            (text(), 0..3_u8, agent(), any::<bool>()).prop_map(|(name, token, bearer, revoked)| {
+                Record::ShareGrant {
+                    name,
+                    token: [token.wrapping_mul(127); 16],
+                    bearer,
+                    write: true,
+                    at: UnixMillis(3),
+                    expires: UnixMillis(4),
+                    delegations: 1,
+                    revoked,
+                }
+            }),
+            (text(), 0..3_u8).prop_map(|(name, token)| Record::ShareGrantGone {
+                name,
+                token: [token.wrapping_mul(127); 16]
+            }),
         ]
     }
 

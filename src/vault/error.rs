@@ -129,6 +129,9 @@ pub enum VaultError {
     /// Nothing usable is left of an agent's name.
     #[error("agent name '{}' has no usable character (a-z, 0-9, '.', '_', '-')", escape_untrusted(.0))]
     Agent(String),
+    /// A command from elsewhere that does not fit.
+    #[error("{}", escape_untrusted(.0))]
+    Request(String),
     /// A blank query.
     #[error("the query is empty")]
     Query,
@@ -225,6 +228,7 @@ impl VaultError {
             Self::PageTwice(_) => "vault_page_twice",
             Self::Unconfirmed => "vault_unconfirmed",
             Self::Agent(_) => "vault_agent",
+            Self::Request(_) => "vault_request",
             Self::Query => "vault_query",
             Self::ForeignFile(_) => "vault_foreign_file",
             Self::Block { .. } => "vault_block",

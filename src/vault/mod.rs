@@ -15,6 +15,7 @@ mod git;
 mod lock;
 pub mod plan;
 mod scan;
+mod serve;
 mod stop;
 mod sweep;
 #[cfg(test)]
@@ -28,6 +29,7 @@ pub use delegate::run_project_runtime;
 pub use error::VaultError;
 pub use plan::engine::{Runtime, Standing};
 pub use plan::payload::{AppendInput, EndInput, PageInput};
+pub use serve::{Asked, Request};
 pub use stop::Stop;
 pub use workspace::{IndexText, Options, PageText, Workspace};
 pub use write::{DEFAULT_RECENT, Setup};

@@ -145,6 +145,21 @@ impl Workspace {
         Ok(Self { tree, root, agent, adapter_version, clock, entropy: Mutex::new(entropy), stop })
     }
 
+    /// The same, with `root` in the place of its path in answers: whoever asks from elsewhere is not
+    /// told where it is.
+    #[must_use]
+    pub fn shown_as(self, root: String) -> Self {
+        Self { root, ..self }
+    }
+
+    /// Whether there is a vault here that can be read.
+    ///
+    /// # Errors
+    /// [`VaultError`].
+    pub fn may_read(&self) -> Result<(), VaultError> {
+        self.before_reading()
+    }
+
     /// Its root.
     #[must_use]
     pub fn root(&self) -> &Path {

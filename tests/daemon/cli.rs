@@ -171,8 +171,8 @@ type Case = (&'static [&'static str], Request, Value);
 fn cases() -> Vec<Case> {
     let text = |text: &str| String::from(text).try_into().unwrap();
     let s = String::from;
-    let pending = json!({"id": "9", "kind": "room", "room": "ab/general", "requester": "cd",
-                         "requesterName": "eve", "at": "2026-11-29T21:51:37.991Z"});
+    let pending = json!({"id": "9", "kind": "room", "room": "ab/general", "capability": null,
+                         "share": null, "requester": "cd", "requesterName": "eve", "at": "2026-11-29T21:51:37.991Z"});
     vec![
         (&["whoami", "--as", "ann"], WhoamiParams {}.into(), whoami()),
         (&["agents", "--as", "ann"], AgentsParams {}.into(), json!({"agents": []})),
@@ -270,7 +270,7 @@ fn cases() -> Vec<Case> {
         ),
         (
             &["accept", "--as", "ann", "9"],
-            AcceptParams { id: Some(s("9")), room: None, requester: None }.into(),
+            AcceptParams { id: Some(s("9")), room: None, requester: None, terms: None }.into(),
             json!({"request": pending, "accepted": true}),
         ),
         (

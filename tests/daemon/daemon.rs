@@ -282,7 +282,12 @@ impl Agent {
 
     pub async fn accept(&self, request: &PendingRequest) {
         self.client
-            .call(AcceptParams { id: Some(request.id.clone()), room: None, requester: None })
+            .call(AcceptParams {
+                id: Some(request.id.clone()),
+                room: None,
+                requester: None,
+                terms: None,
+            })
             .await
             .unwrap();
     }

@@ -16,3 +16,4 @@ mod mesh;
 mod namespaces;
 mod signals;
 mod transport;
+mod vault_mesh;

@@ -136,6 +136,7 @@ impl Replay {
             key: text(about, "cwd").to_owned(),
             ephemeral: false,
             tokens: Vec::new(),
+            services: Vec::new(),
             grants: Vec::new(),
         };
         let add = AddDevice { key, data_port: u16::try_from(port).unwrap(), agent: Some(agent) };

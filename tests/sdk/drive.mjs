@@ -75,7 +75,7 @@ try {
   const bob = await Agent.start("mcp");
   agents.push(bob);
   const { tools } = await ann.client.listTools();
-  if (tools.map((tool) => tool.name).join() !== "agent_comms,wait_for_messages") {
+  if (tools.map((tool) => tool.name).join() !== "agent_comms,wait_for_messages,echoes_vault") {
     throw new Error(JSON.stringify(tools));
   }
   await ann.action({ action: "register", name: "ann" });

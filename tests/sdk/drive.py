@@ -64,7 +64,7 @@ async def main() -> None:
                 await first.initialize()
                 await second.initialize()
                 tools = [tool.name for tool in (await first.list_tools()).tools]
-                assert tools == ["agent_comms", "wait_for_messages"], tools
+                assert tools == ["agent_comms", "wait_for_messages", "echoes_vault"], tools
                 ann, bob = Agent(first), Agent(second)
                 await ann.action(action="register", name="ann")
                 await bob.action(action="register", name="bob")

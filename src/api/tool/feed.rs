@@ -71,7 +71,7 @@ pub fn urgency(event: &Event) -> Urgency {
             "info" => Urgency::Info,
             _ => Urgency::Steer,
         },
-        "room_invite" | "room_join_request" => Urgency::Steer,
+        "room_invite" | "room_join_request" | "capability_request" => Urgency::Steer,
         _ => Urgency::Info,
     }
 }
@@ -156,11 +156,26 @@ fn line(event: &Event) -> String {
             get("connectionId")
         ),
         "capability_request" => format!(
-            "📬 {} asks for the capability {} ({})",
+            "📬 {} asks for the permission {} on {} (ask your user, then capability_accept or \
+             capability_reject with requestId {})",
             named("requesterDevice", "requesterName"),
             get("capability"),
+            get("scopePath"),
             get("requestId")
         ),
+        "capability_outcome" => {
+            if event.body.get("accepted").and_then(Value::as_bool) == Some(true) {
+                format!("· you have the permission {} on {}", get("capability"), get("scopePath"))
+            } else {
+                format!(
+                    "· you do not get the permission {} on {} ({}) {}",
+                    get("capability"),
+                    get("scopePath"),
+                    get("code"),
+                    get("reason")
+                )
+            }
+        }
         "member_joined" => format!("· {} joined {}", named("agent", "agentName"), get("room")),
         "member_left" => format!("· {} left {}", named("agent", "agentName"), get("room")),
         "member_status" => {
@@ -474,14 +489,15 @@ mod tests {
             kind in prop::sample::select(vec![
                 "room_invite", "room_join_request", "connection_request", "member_joined",
                 "member_left", "member_status", "delivery_status", "invite_declined",
-                "name_changed", "join_outcome", "capability_request", "something_new",
+                "name_changed", "join_outcome", "capability_request", "capability_outcome",
+                "something_new",
             ]),
             word in any::<String>(),
         ) {
             let body = json!({"type": kind, "room": word, "from": word, "fromName": word,
                 "agent": word, "agentName": word, "reason": word, "oldName": word,
                 "newName": word, "status": word, "requesterId": word, "name": word,
-                "peerId": word, "connectionId": word, "code": word, "capability": word,
+                "peerId": word, "connectionId": word, "code": word, "capability": word, "scopePath": word,
                 "roomDescription": word, "messageId": word,
                 "delivery": {"status": word, "reason": word, "code": word}});
             let shown = block(&event(1, body));

@@ -201,9 +201,16 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
         Action::RoomAccept(_)
         | Action::RoomReject(_)
         | Action::MeshAccept(_)
-        | Action::MeshReject(_) => done(answered(&typed(value)?)),
+        | Action::MeshReject(_)
+        | Action::CapabilityAccept(_)
+        | Action::CapabilityReject(_) => done(answered(&typed(value)?)),
         Action::RoomPending(_) => {
-            done(pending(typed(value)?, |kind| kind != PendingKind::Mesh, "nobody waits for you"))
+            let asks = |kind| matches!(kind, PendingKind::Room | PendingKind::Dm);
+            done(pending(typed(value)?, asks, "nobody waits for you"))
+        }
+        Action::CapabilityPending(_) => {
+            let asks = |kind| kind == PendingKind::Capability;
+            done(pending(typed(value)?, asks, "nobody asks for a permission"))
         }
         Action::MeshPending(_) => {
             done(pending(typed(value)?, |kind| kind == PendingKind::Mesh, "no machine waits"))
@@ -334,8 +341,8 @@ fn answered(answered: &Answered) -> String {
         None => answered.request.requester.clone(),
     };
     let word = if answered.accepted { "Accepted" } else { "Rejected" };
-    match &answered.request.room {
-        Some(room) => format!("{word} {who} for {}", escape_untrusted(room)),
+    match answered.request.room.as_ref().or(answered.request.share.as_ref()) {
+        Some(what) => format!("{word} {who} for {}", escape_untrusted(what)),
         None => format!("{word} {who}"),
     }
 }
@@ -355,6 +362,11 @@ fn pending(list: PendingList, choose: impl Fn(PendingKind) -> bool, none: &str) 
                     format!("to write to you: {}", escape_untrusted(room))
                 }
                 (_, Some(room)) => format!("to join {}", escape_untrusted(room)),
+                (PendingKind::Capability, None) => format!(
+                    "for {} on the shared vault {}",
+                    request.capability.as_deref().map(escape_untrusted).unwrap_or_default(),
+                    request.share.as_deref().map(quoted).unwrap_or_default()
+                ),
                 (PendingKind::Mesh, None) => "to connect this machine with its own".to_owned(),
                 (kind, None) => format!("for a {kind}"),
             };

@@ -9,6 +9,8 @@ use super::super::wire::cose::CoseSign1;
 use super::super::wire::room_path::RoomPath;
 use super::rooms::Draft;
 use super::{Decision, Node, OpId, Output};
+use crate::codec::cbor::Value;
+use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
 use crate::identity::names;
 
@@ -92,6 +94,30 @@ pub enum Command {
         visibility: Option<Visibility>,
         /// New labels.
         tags: Option<Vec<String>>,
+    },
+    /// Ask for permission to use somebody's share.
+    AskCapability {
+        /// Whose.
+        owner: DeviceId,
+        /// Its name.
+        share: String,
+        /// To write as well.
+        write: bool,
+        /// Until when it is needed.
+        valid_until: Option<UnixMillis>,
+        /// How long to wait for a decision before answering.
+        wait_ms: u64,
+    },
+    /// Use somebody's share.
+    CallService {
+        /// Whose.
+        owner: DeviceId,
+        /// Its name.
+        share: String,
+        /// Needs the permission to write.
+        write: bool,
+        /// What is wanted.
+        params: Vec<(String, Value)>,
     },
     /// Let somebody write to our user's agents without a question.
     AdmitDm {
@@ -177,6 +203,24 @@ pub enum CommandResult {
         /// Per recipient.
         deliveries: Vec<Delivery>,
     },
+    /// A capability was granted.
+    Granted {
+        /// For writing; else for reading.
+        write: bool,
+        /// Until when.
+        expires: UnixMillis,
+    },
+    /// A capability was asked for; the outcome comes as an event.
+    AskPending,
+    /// What a service answered.
+    Served(Value),
+    /// The other side refused: its code and its words.
+    Refused {
+        /// A word of the other side.
+        code: String,
+        /// Its text.
+        message: String,
+    },
     /// A grant to hand on.
     Grant(CoseSign1),
     /// Nothing to tell.
@@ -253,6 +297,13 @@ impl Node {
             }
             Command::Update { name, status, visibility, tags } => {
                 self.update(agent, name, status, visibility, tags, now)
+            }
+            Command::AskCapability { owner, share, write, valid_until, wait_ms } => {
+                let what = (share, write);
+                return self.ask_capability(agent, owner, what, valid_until, wait_ms, op, now);
+            }
+            Command::CallService { owner, share, write, params } => {
+                return self.call_service(agent, owner, share, write, params, op, now);
             }
             Command::AdmitDm { bearer, principal, known } => {
                 return self.issue_dm_grant(agent, bearer, principal, known, op, now);

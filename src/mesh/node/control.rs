@@ -60,6 +60,7 @@ impl Node {
             agent.key = spec.key;
             // The slot file is the truth about tokens: a Node bridge may have served the slot.
             agent.tokens = spec.tokens.into_iter().collect();
+            agent.services = spec.services.into_iter().collect();
             agent.grants =
                 spec.grants.into_iter().map(|(path, member, id)| ((path, member), id)).collect();
             let seen = self.record(&id).map_or(0, |record| record.version);
@@ -233,7 +234,7 @@ impl Node {
         Answer::Later
     }
 
-    fn decision_id(&mut self) -> String {
+    pub(super) fn decision_id(&mut self) -> String {
         data_encoding::HEXLOWER.encode(&self.random::<4>())
     }
 
@@ -394,6 +395,7 @@ impl Node {
         for stored in self.stored.values_mut() {
             stored.answers.retain(|to| !of_session(to));
         }
+        self.drop_asks_of_session(of_session);
     }
 
     // --- other machines -----------------------------------------------------------------------------------
@@ -571,9 +573,10 @@ impl Node {
             .ops
             .iter()
             .filter(|(_, op)| match op {
-                Op::Send { reply_by, .. } | Op::Join { reply_by, .. } | Op::Plain { reply_by } => {
-                    *reply_by <= now.mono
-                }
+                Op::Send { reply_by, .. }
+                | Op::Join { reply_by, .. }
+                | Op::Ask { reply_by }
+                | Op::Plain { reply_by } => *reply_by <= now.mono,
             })
             .map(|(id, _)| *id)
             .collect();
@@ -591,6 +594,10 @@ impl Node {
                         op,
                         result: Ok(CommandResult::JoinPending(path)),
                     });
+                }
+                Some(Op::Ask { .. }) => {
+                    let result = Ok(CommandResult::AskPending);
+                    self.outputs.push_back(Output::Reply { op, result });
                 }
                 Some(Op::Plain { .. }) => self.outputs.push_back(Output::Reply {
                     op,

@@ -47,6 +47,8 @@ pub(super) struct Durable {
     agents: BTreeSet<DeviceId>,
     /// Agents of which everything has to be written anew.
     anew: BTreeSet<DeviceId>,
+    /// Shares of which everything has to be written anew.
+    shares: BTreeSet<String>,
     /// Other things that have to be written anew, as records that may be repeated.
     owed: Vec<Record>,
     again_at: u64,
@@ -76,7 +78,7 @@ impl Durable {
     }
 
     fn is_unsettled(&self) -> bool {
-        !self.anew.is_empty() || !self.owed.is_empty()
+        !self.anew.is_empty() || !self.owed.is_empty() || !self.shares.is_empty()
     }
 }
 
@@ -93,6 +95,9 @@ fn waits_for_the_store(result: &CommandResult) -> bool {
     match result {
         CommandResult::Sent { deliveries, .. } => {
             deliveries.iter().any(|d| matches!(d.state, None | Some(DeliveryState::Queued { .. })))
+        }
+        CommandResult::Served(_) | CommandResult::Refused { .. } | CommandResult::AskPending => {
+            false
         }
         _ => true,
     }
@@ -233,6 +238,9 @@ impl Node {
             for agent in std::mem::take(&mut self.durable.anew) {
                 records.extend(self.everything_of(agent));
             }
+            for name in std::mem::take(&mut self.durable.shares) {
+                records.extend(self.everything_of_share(&name));
+            }
             records.append(&mut self.durable.owed);
         }
         if !records.is_empty() {
@@ -369,6 +377,12 @@ impl Node {
                     let key = (author, message);
                     let owed = self.copy_record(recipient, key);
                     self.durable.owed.push(owed);
+                }
+                Record::Share { name, .. }
+                | Record::ShareGone { name }
+                | Record::ShareGrant { name, .. }
+                | Record::ShareGrantGone { name, .. } => {
+                    self.durable.shares.insert(name);
                 }
                 other => self.durable.owed.push(other),
             }
@@ -576,8 +590,12 @@ impl Node {
                 Record::Mailbox { agent, seq, at, event } => {
                     let bytes = event.len();
                     let event: DeliveryEvent = read(&event, "event")?;
-                    // The machine that asked has no session with us any more: it asks again.
-                    if !matches!(event, DeliveryEvent::ConnectionRequest { .. }) {
+                    // Whoever asked has no session with us any more: it asks again.
+                    if !matches!(
+                        event,
+                        DeliveryEvent::ConnectionRequest { .. }
+                            | DeliveryEvent::CapabilityRequest { .. }
+                    ) {
                         agents.entry(agent).or_default().mail.push((seq, at, event, bytes));
                     }
                 }
@@ -629,6 +647,9 @@ impl Node {
                         .ok_or(RecoverError { what: "revocation" })?;
                     self.revocations.insert(source, entry);
                 }
+                share @ (Record::Share { .. } | Record::ShareGrant { .. }) => {
+                    self.restore_share(share);
+                }
                 // Changes that take something away are never read back.
                 Record::AgentGone { .. }
                 | Record::Unseen { .. }
@@ -639,7 +660,9 @@ impl Node {
                 | Record::CopyDone { .. }
                 | Record::RoomGone { .. }
                 | Record::MessagesGone { .. }
-                | Record::RevocationGone { .. } => {}
+                | Record::RevocationGone { .. }
+                | Record::ShareGone { .. }
+                | Record::ShareGrantGone { .. } => {}
             }
         }
         if agents.is_empty() && rooms + messages == 0 {

@@ -566,6 +566,7 @@ impl Node {
         self.tell_unheard(now);
         self.contradict_upkeep(now);
         self.decisions_upkeep(now);
+        self.services_upkeep(now);
         self.ops_upkeep(now);
         self.delivery_upkeep(now);
         self.durable_upkeep(now);

@@ -20,6 +20,7 @@ mod relay;
 mod requests;
 mod roles;
 mod rooms;
+mod services;
 mod sync;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -31,6 +32,11 @@ pub use durable::{RecoverError, Restorable};
 pub use links::MAX_SESSIONS;
 pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
 pub use rooms::{MAX_INVITATIONS_OF_OWNER, MAX_ROOM_NAME_BYTES};
+pub use services::{
+    CallId, GrantTerms, GrantView, MAX_ASKS, MAX_CALLS, MAX_CALLS_OF_DEVICE, MAX_GRANTS,
+    MAX_SHARES, OperatorCommand, SERVICE_DEADLINE_MS, ServiceCall, ServiceOutcome, ShareView,
+    TokenKey, is_share_name,
+};
 
 use super::checked::Checked;
 use super::delivery::{Copies, Mailbox, Outgoing, Queued};
@@ -116,6 +122,8 @@ pub struct AgentSpec {
     pub key: String,
     /// Room tokens kept in its slot file.
     pub tokens: Vec<(RoomPath, CoseSign1)>,
+    /// Tokens for others' services kept in its slot file.
+    pub services: Vec<(TokenKey, CoseSign1)>,
     /// Token ids it has issued: (room, member) to id.
     pub grants: Vec<(RoomPath, DeviceId, Vec<u8>)>,
     /// Whether its key ends with its service: nobody comes back for what it leaves.
@@ -129,6 +137,13 @@ pub enum IdentityChange {
     RoomToken {
         /// Room.
         path: RoomPath,
+        /// The token.
+        token: Option<CoseSign1>,
+    },
+    /// A token for somebody's service was received (`None`: given up).
+    ServiceToken {
+        /// What it is for.
+        key: TokenKey,
         /// The token.
         token: Option<CoseSign1>,
     },
@@ -227,6 +242,20 @@ pub enum Input {
         agent: DeviceId,
         /// What.
         command: Command,
+    },
+    /// An operator wants something.
+    Operator {
+        /// Name for the answer.
+        op: OpId,
+        /// What.
+        command: OperatorCommand,
+    },
+    /// What came of [`Output::Service`].
+    ServiceAnswered {
+        /// Which.
+        call: CallId,
+        /// The answer.
+        outcome: ServiceOutcome,
     },
     /// A batch is stored.
     Committed(Ticket),
@@ -334,6 +363,8 @@ pub enum Output {
         /// The answer.
         result: Result<CommandResult, CommandError>,
     },
+    /// A peer calls a service and may: do it, and tell by [`Input::ServiceAnswered`].
+    Service(Box<ServiceCall>),
     /// Which of these processes are gone?
     ProbePids(Vec<(DeviceId, i64)>),
     /// Everything that had to be said before leaving has been handed over.
@@ -365,6 +396,12 @@ pub(super) enum Purpose {
     Invite { agent: DeviceId, path: RoomPath, invitee: DeviceId, op: OpId },
     /// Our leaving.
     Leave { agent: DeviceId, path: RoomPath, op: OpId },
+    /// Our request for a capability.
+    Ask { agent: DeviceId, key: TokenKey, op: OpId },
+    /// A call of ours to somebody's service.
+    Call { op: OpId },
+    /// A token that we send after its request has ended.
+    Given,
     /// A copy on its way to its recipient.
     HandOver { recipient: DeviceId, key: (DeviceId, String) },
 }
@@ -462,6 +499,10 @@ struct Agent {
     pub joining: BTreeSet<RoomPath>,
     /// Rooms that we hold a token for because somebody invited us, and that we have not joined.
     pub invitations: BTreeSet<RoomPath>,
+    /// Tokens for others' services.
+    pub services: BTreeMap<TokenKey, CoseSign1>,
+    /// Capabilities it has asked for, and until when (monotonic ms) a token is taken.
+    pub asked: BTreeMap<TokenKey, u64>,
     /// By author: receipts that wait for the token of the conversation.
     pub receipts: BTreeMap<DeviceId, Vec<Queued>>,
 }
@@ -487,6 +528,7 @@ enum DialFor {
 enum Op {
     Send { message_id: String, deliveries: Vec<Delivery>, reply_by: u64 },
     Join { path: RoomPath, reply_by: u64 },
+    Ask { reply_by: u64 },
     Plain { reply_by: u64 },
 }
 
@@ -540,6 +582,7 @@ pub struct Node {
     contradict_later: BTreeSet<DeviceId>,
     unheard: BTreeSet<(DeviceId, DeviceId)>,
     mesh_decisions: BTreeMap<String, Decision>,
+    services: services::Services,
     /// In the order of their approval.
     approved_remotes: VecDeque<DeviceId>,
     refused_remotes: BTreeMap<DeviceId, u64>,
@@ -617,6 +660,7 @@ impl Node {
             contradict_later: BTreeSet::new(),
             unheard: BTreeSet::new(),
             mesh_decisions: BTreeMap::new(),
+            services: services::Services::default(),
             approved_remotes: VecDeque::new(),
             refused_remotes: BTreeMap::new(),
             dials: BTreeMap::new(),
@@ -673,6 +717,8 @@ impl Node {
             Input::AddDevice(device) => self.add_device(*device, now),
             Input::RemoveDevice(device) => self.remove_device(device, now),
             Input::Command { op, agent, command } => self.command(op, agent, command, now),
+            Input::Operator { op, command } => self.operator_command(op, command, now),
+            Input::ServiceAnswered { call, outcome } => self.service_answered(call, outcome, now),
             Input::Committed(ticket) => self.committed(ticket, true),
             Input::CommitFailed { ticket, records } => {
                 self.committed(ticket, false);
@@ -856,6 +902,8 @@ impl Agent {
             leaving: BTreeSet::new(),
             joining: BTreeSet::new(),
             invitations: BTreeSet::new(),
+            services: BTreeMap::new(),
+            asked: BTreeMap::new(),
             receipts: BTreeMap::new(),
         }
     }

@@ -40,8 +40,10 @@ pub struct RoomView {
 pub struct PendingView {
     /// Handle.
     pub id: String,
-    /// `dm`, `room` or `mesh`.
+    /// `dm`, `room`, `mesh` or `capability`.
     pub kind: &'static str,
+    /// Share that a capability is asked for, and whether to write to it.
+    pub share: Option<(String, bool)>,
     /// Room or conversation; none for another machine.
     pub room: Option<String>,
     /// Who asks.
@@ -285,10 +287,31 @@ impl Node {
         Some(self.replica.dm_history(path).into_iter().flat_map(|history| history.iter()))
     }
 
-    /// What waits for an agent's decision; other machines' requests wait for any agent's.
+    /// What waits for an agent's decision; requests of other machines and for capabilities wait for
+    /// any agent's.
     #[must_use]
     pub fn pending(&self, agent: &DeviceId) -> Vec<PendingView> {
-        let own = self.agent(agent).into_iter().flat_map(|held| held.decisions.values());
+        self.pending_for(Some(agent))
+    }
+
+    /// What any agent or the operator may decide on.
+    #[must_use]
+    pub fn pending_for_anybody(&self) -> Vec<PendingView> {
+        self.pending_for(None)
+    }
+
+    fn pending_for(&self, agent: Option<&DeviceId>) -> Vec<PendingView> {
+        let own = agent.and_then(|agent| self.agent(agent));
+        let own = own.into_iter().flat_map(|held| held.decisions.values());
+        let asks = self.services.asks.values().map(|ask| PendingView {
+            id: ask.id.clone(),
+            kind: "capability",
+            share: Some((ask.share.clone(), ask.write)),
+            room: None,
+            requester: ask.requester,
+            requester_name: self.name_of(&ask.requester),
+            at: ask.at,
+        });
         let mut views: Vec<PendingView> = own
             .chain(self.mesh_decisions.values())
             .map(|decision| PendingView {
@@ -298,11 +321,13 @@ impl Node {
                     Some(path) if path.owner().is_some() => "room",
                     Some(_) => "dm",
                 },
+                share: None,
                 room: decision.path.as_ref().map(ToString::to_string),
                 requester: decision.requester,
                 requester_name: self.name_of(&decision.requester),
                 at: decision.at,
             })
+            .chain(asks)
             .collect();
         views.sort_by_key(|view| view.at);
         views

@@ -10,7 +10,7 @@ use super::super::wire::room_path::RoomPath;
 use super::super::wire::token::ParsedToken;
 use super::control::ConnectionCard;
 use super::gossip::WIRE_MESH_VERSION;
-use super::{Answer, AnswerTo, Node, OutRequest, Outcome, Purpose};
+use super::{Answer, AnswerTo, Node, OutRequest, Outcome, Purpose, services};
 use crate::codec::cbor::Value;
 use crate::identity::device::DeviceId;
 
@@ -137,7 +137,7 @@ impl Node {
         Answer::Now(ok())
     }
 
-    /// A room verb, from a session or from a device of ours.
+    /// A room verb or a service's, from a session or from a device of ours.
     pub(super) fn room_request(
         &mut self,
         local: DeviceId,
@@ -148,6 +148,9 @@ impl Node {
         token: Option<Arc<ParsedToken>>,
         now: Now,
     ) -> Answer {
+        if services::is_service(request) {
+            return self.service_request(local, from, session, to, request, token, now);
+        }
         let inner = request.params.get("verb").and_then(Value::as_text).unwrap_or_default();
         let known = matches!(
             inner,
@@ -239,6 +242,9 @@ impl Node {
                 self.invite_ended(agent, &path, invitee, op, outcome);
             }
             Purpose::Leave { agent, path, op } => self.leave_ended(agent, &path, op, outcome, now),
+            Purpose::Ask { agent, key, op } => self.ask_ended(agent, key, op, outcome, now),
+            Purpose::Call { op } => self.call_ended(op, outcome),
+            Purpose::Given => {}
             Purpose::HandOver { recipient, key } => {
                 self.hand_over_ended(recipient, &key, &outcome, now);
             }

@@ -10,6 +10,10 @@ pub const GROUP_MEMBER: &str = "group:member";
 pub const MANAGE_GRANT: &str = "manage:grant";
 /// Capability to revoke tokens of others.
 pub const MANAGE_REVOKE: &str = "manage:revoke";
+/// Capability to read a shared vault (decision 32).
+pub const VAULT_READ: &str = "x-commsd-vault:read";
+/// Capability to write to a shared vault, which includes reading it (decisions 32, 84).
+pub const VAULT_WRITE: &str = "x-commsd-vault:write";
 /// Outer verb of `path.trace`.
 pub const PATH_TRACE: &str = "path:trace";
 /// Outer verb of `topology.get`.

@@ -12,6 +12,8 @@ pub const KIND_ROOM: &str = "room";
 pub const KIND_USER: &str = "user";
 /// Scope kind of membership proofs; the path is the issuer's id in hex.
 pub const KIND_GROUP: &str = "group";
+/// Scope kind of shared vaults; the path is the share's name (decision 32).
+pub const KIND_VAULT: &str = "x-commsd-vault";
 /// Scope kind of agent-comms mesh messages.
 pub const KIND_MESH: &str = "agent-comms-mesh";
 

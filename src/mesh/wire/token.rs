@@ -27,7 +27,7 @@ pub use mint::{MintError, MintRequest, delegate, mint};
 pub use parsed::{MAX_CHAIN_LINKS, ParsedToken};
 pub use verify::{
     DmRule, MAX_PROOF_TEXT, VerifiedToken, VerifyContext, parse_membership_proof, verify,
-    verify_dm_send, verify_membership_proof, verify_room_token,
+    verify_dm_send, verify_membership_proof, verify_room_token, verify_service_token,
 };
 
 /// What a token says.

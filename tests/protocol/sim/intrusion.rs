@@ -297,6 +297,7 @@ fn who_has_gone_takes_no_place_of_those_who_are_here() {
             cwd: "/".into(),
             key: "/".into(),
             tokens: Vec::new(),
+            services: Vec::new(),
             grants: Vec::new(),
             ephemeral: true,
         };

@@ -12,3 +12,4 @@ mod intrusion;
 mod messages;
 mod random;
 mod rooms;
+mod services;

@@ -10,6 +10,7 @@ use std::hash::{Hash as _, Hasher as _};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, OnceLock};
 
+use commsd::codec::cbor::Value;
 use commsd::codec::time::UnixMillis;
 use commsd::identity::device::{DeviceId, DeviceKey};
 use commsd::identity::entropy::SeededEntropy;
@@ -19,7 +20,7 @@ use commsd::mesh::journal::Ticket;
 use commsd::mesh::log::LogEvent;
 use commsd::mesh::node::{
     AddDevice, AgentSpec, Command, CommandError, CommandResult, DecisionTarget, DialId, DialTarget,
-    IdentityChange, Input, Node, NodeConfig, OpId, Output,
+    IdentityChange, Input, Node, NodeConfig, OpId, OperatorCommand, Output, ServiceCall, TokenKey,
 };
 use commsd::mesh::records::Now;
 use commsd::mesh::session::{Origin, SessionId, SessionKind};
@@ -130,6 +131,7 @@ pub struct Slot {
     pub in_service: bool,
     pub ack: Ack,
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
+    pub services: BTreeMap<TokenKey, CoseSign1>,
     pub grants: BTreeMap<(RoomPath, DeviceId), Vec<u8>>,
     pub shown: Vec<Shown>,
     /// Messages shown to this incarnation; where its daemon is durable, to all of them.
@@ -301,6 +303,10 @@ pub struct World {
     pub watch: bool,
     /// Agents answer requests by themselves, mostly with yes.
     pub answers_by_itself: bool,
+    /// Calls of services, in their order.
+    pub calls: Vec<ServiceCall>,
+    /// Calls are answered by themselves.
+    pub serves_calls: bool,
     queue: BinaryHeap<Reverse<Due>>,
     order: u64,
     links: BTreeMap<u64, Link>,
@@ -336,6 +342,8 @@ impl World {
             seen: Vec::new(),
             watch: false,
             answers_by_itself: false,
+            calls: Vec::new(),
+            serves_calls: true,
             queue: BinaryHeap::new(),
             order: 0,
             links: BTreeMap::new(),
@@ -516,6 +524,7 @@ impl World {
                 in_service: true,
                 ack: Ack::Within(5),
                 tokens: BTreeMap::new(),
+                services: BTreeMap::new(),
                 grants: BTreeMap::new(),
                 shown: Vec::new(),
                 known: BTreeSet::new(),
@@ -572,6 +581,7 @@ impl World {
             cwd: format!("/work/{}", slot.name),
             key: format!("/work/{}", slot.name),
             tokens: slot.tokens.iter().map(|(path, token)| (path.clone(), token.clone())).collect(),
+            services: slot.services.iter().map(|(key, t)| (key.clone(), t.clone())).collect(),
             grants: slot
                 .grants
                 .iter()
@@ -1374,6 +1384,12 @@ impl World {
                     IdentityChange::RoomToken { path, token: Some(token) } => {
                         slot.tokens.insert(path, token);
                     }
+                    IdentityChange::ServiceToken { key, token: Some(token) } => {
+                        slot.services.insert(key, token);
+                    }
+                    IdentityChange::ServiceToken { key, token: None } => {
+                        slot.services.remove(&key);
+                    }
                     IdentityChange::RoomToken { path, token: None } => {
                         slot.tokens.remove(&path);
                     }
@@ -1398,6 +1414,15 @@ impl World {
                 }
                 let twice = self.replies.insert(op, result).is_some();
                 assert!(!twice, "seed {}: {op:?} was answered twice", self.seed);
+            }
+            Output::Service(call) => {
+                if self.serves_calls {
+                    let place = ("place".to_owned(), Value::from(call.place.as_str()));
+                    let input =
+                        Input::ServiceAnswered { call: call.call, outcome: Ok(vec![place]) };
+                    self.input_later(host, 1, input);
+                }
+                self.calls.push(*call);
             }
             Output::ProbePids(agents) => {
                 let dead: Vec<DeviceId> = agents
@@ -1543,6 +1568,19 @@ impl World {
         let host = self.slots[&agent].host;
         self.input_unless_paused(host, Input::Command { op, agent, command });
         op
+    }
+
+    /// The operator of a host asks for something and waits for the answer.
+    pub fn operate(
+        &mut self,
+        host: usize,
+        command: OperatorCommand,
+    ) -> Result<CommandResult, CommandError> {
+        self.next_op += 1;
+        let op = OpId(self.next_op);
+        self.input(host, Input::Operator { op, command });
+        self.run_until(10_000, "the operator's answer", |world| world.replies.contains_key(&op));
+        self.replies[&op].clone()
     }
 
     /// An agent's client has everything up to a number.

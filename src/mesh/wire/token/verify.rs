@@ -123,6 +123,23 @@ pub fn verify_membership_proof<'t>(
     if verified.depth == 0 { Ok(verified) } else { Err(TokenError::NotRootLevel) }
 }
 
+/// Verifies a token for one of our services: all general checks, then capability, scope, and that
+/// the chain begins with `issuer`.
+///
+/// # Errors
+/// [`TokenError`] for the first check that fails.
+pub fn verify_service_token<'t>(
+    token: &'t ParsedToken,
+    context: &VerifyContext<'_>,
+    capability: &str,
+    (kind, path): (&str, &str),
+    issuer: &DeviceId,
+) -> Result<VerifiedToken<'t>, TokenError> {
+    let verified = verify(token, context)?;
+    verified.is_for(capability, kind, path)?;
+    verified.is_rooted_at(issuer)
+}
+
 impl VerifiedToken<'_> {
     fn is_for(&self, capability: &str, kind: &str, path: &str) -> Result<(), TokenError> {
         if self.claims.capability != capability {

@@ -1,0 +1,410 @@
+//! A vault of one daemon used through another: sharing, permissions, reading and writing, and what
+//! must not be possible, with the real command line on both sides.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+
+use crate::bench::{HANG, soon};
+use crate::daemon::{Daemon, Ports};
+
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    #[track_caller]
+    fn ok(&self) -> Value {
+        assert_eq!(self.code, Some(0), "{}\n{}", self.stdout, self.stderr);
+        serde_json::from_str(&self.stdout).unwrap_or_else(|_| panic!("{}", self.stdout))
+    }
+
+    #[track_caller]
+    fn refused(&self, code: i32, says: &str) {
+        assert_eq!(self.code, Some(code), "{}\n{}", self.stdout, self.stderr);
+        assert!(self.stderr.contains(says), "{:?} in {}", says, self.stderr);
+        assert_eq!(self.stdout, "");
+    }
+}
+
+/// The shell of a daemon's user.
+async fn shell(home: &Path, args: &[&str], stdin: &str) -> Ran {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_commsd"))
+        .arg("--home")
+        .arg(home)
+        .args(args)
+        .env_clear()
+        .env("HOME", home)
+        .env("COMMSD_NO_BROADCAST", "1")
+        .current_dir(home)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let text = stdin.to_owned();
+    // A command that refuses before it reads leaves a broken pipe.
+    tokio::spawn(async move { input.write_all(text.as_bytes()).await });
+    let output = soon(child.wait_with_output()).await.unwrap();
+    Ran {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Two daemons that have met; alice's shares a vault, bob wants to use it.
+struct Pair {
+    one: Daemon,
+    two: Daemon,
+    project: PathBuf,
+}
+
+const PAGE: &str = "---\ntype: decision\nstack: [rust]\nstatus: active\nsummary: Where tokens are \
+                    checked.\n---\n\n# Auth\n\nJWT validation occurs at the service boundary.\n";
+
+impl Pair {
+    async fn new() -> Self {
+        let ports = Ports::free();
+        let (one, two) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+        let alice = one.agent("alice").await;
+        let bob = two.agent("bob").await;
+        tokio::join!(one.has_met(&bob.id), two.has_met(&alice.id));
+        let project = one.home.path().join("my project");
+        std::fs::create_dir(&project).unwrap();
+        let pair = Self { one, two, project };
+        pair.here(&["init"], "").await.ok();
+        let page = json!({"filename": "auth", "content": PAGE}).to_string();
+        pair.here(&["upsert"], &page).await.ok();
+        pair
+    }
+
+    /// A command on the vault where it is.
+    async fn here(&self, args: &[&str], stdin: &str) -> Ran {
+        let project = self.project.to_str().unwrap();
+        let args: Vec<&str> =
+            ["vault", "--workspace", project].iter().chain(args).copied().collect();
+        shell(self.one.home.path(), &args, stdin).await
+    }
+
+    async fn owner(&self, args: &[&str]) -> Ran {
+        shell(self.one.home.path(), args, "").await
+    }
+
+    async fn share(&self, mode: &str) -> Value {
+        self.owner(&["vault", "share", "my project", "--name", "notes", mode, "--json"]).await.ok()
+    }
+
+    /// bob's command on the shared vault.
+    async fn there(&self, args: &[&str], stdin: &str) -> Ran {
+        let args: Vec<&str> =
+            ["vault", "--at", "alice/notes", "--as", "bob"].iter().chain(args).copied().collect();
+        shell(self.two.home.path(), &args, stdin).await
+    }
+
+    async fn ask(&self, args: &[&str]) -> Ran {
+        let args: Vec<&str> = ["vault", "request", "alice/notes", "--as", "bob", "--json"]
+            .iter()
+            .chain(args)
+            .copied()
+            .collect();
+        shell(self.two.home.path(), &args, "").await
+    }
+
+    /// The operator says yes to the one request that waits.
+    async fn accept(&self, args: &[&str]) {
+        let pending = self.owner(&["pending", "--json"]).await.ok();
+        let requests = pending["requests"].as_array().unwrap();
+        assert_eq!(requests.len(), 1, "{pending}");
+        assert_eq!(
+            (&requests[0]["kind"], &requests[0]["share"]),
+            (&json!("capability"), &json!("notes"))
+        );
+        let id = requests[0]["id"].as_str().unwrap();
+        let args: Vec<&str> = ["accept", id, "--json"].iter().chain(args).copied().collect();
+        assert_eq!(self.owner(&args).await.ok()["accepted"], true);
+    }
+
+    /// Asks, has it granted, and waits until bob has heard of it.
+    async fn grant(&self, mode: &str, terms: &[&str]) {
+        assert_eq!(self.ask(&[mode]).await.ok()["status"], "pending");
+        self.accept(terms).await;
+        self.hears("capability_outcome").await;
+    }
+
+    /// Until an event of this type has come into bob's mailbox.
+    async fn hears(&self, kind: &str) -> Value {
+        let search = async {
+            loop {
+                let home = self.two.home.path();
+                let inbox =
+                    shell(home, &["inbox", "--as", "bob", "--wait", "20", "--json"], "").await;
+                let inbox = inbox.ok();
+                let events = inbox["events"].as_array().unwrap();
+                if let Some(event) = events.iter().find(|event| event["type"] == kind) {
+                    return event.clone();
+                }
+            }
+        };
+        tokio::time::timeout(HANG, search).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_vault_is_read_and_written_by_whom_its_operator_lets() {
+    let pair = Pair::new().await;
+    pair.there(&["search", "jwt"], "").await.refused(1, "vault request");
+    pair.ask(&[]).await.refused(1, "not_shared");
+    let shared = pair.share("--write").await;
+    assert_eq!((&shared["name"], &shared["mode"]), (&json!("notes"), &json!("write")));
+    assert_eq!(shared["path"], pair.project.to_str().unwrap());
+
+    pair.grant("--read", &[]).await;
+    // Shapes are those of the command line there, but for where the vault lies.
+    let local = pair.here(&["search", "JWT"], "").await.ok();
+    assert_eq!(pair.there(&["search", "JWT"], "").await.ok(), local);
+    let hash = pair.there(&["hash", "auth"], "").await.ok();
+    assert_eq!(hash["sha256"], pair.here(&["hash", "auth"], "").await.ok()["sha256"]);
+    assert_eq!(hash["page"], "notes/EchoesVault/pages/auth.md");
+    let page = pair.there(&["page", "auth"], "").await.ok();
+    assert_eq!((&page["text"], &page["sha256"]), (&json!(PAGE), &hash["sha256"]));
+    let index = pair.there(&["index"], "").await.ok();
+    assert!(index["text"].as_str().unwrap().contains("Where tokens are checked."), "{index}");
+    let inspected = pair.there(&["inspect"], "").await;
+    assert_eq!(inspected.ok()["ok"], true);
+    assert!(!inspected.stdout.contains("my project"), "{}", inspected.stdout);
+
+    // Reading is not writing.
+    let note = json!({"entry": "- from afar", "agent": "ana"}).to_string();
+    pair.there(&["append"], &note).await.refused(1, "no permission to write");
+    // The agent that was asked answers with the tool, narrower first.
+    assert_eq!(pair.ask(&["--write"]).await.ok()["status"], "pending");
+    let action = |call: Value| {
+        let home = pair.one.home.path().to_owned();
+        async move { shell(&home, &["action", "--as", "alice", &call.to_string()], "").await }
+    };
+    let pending = action(json!({"action": "capability_pending"})).await;
+    assert!(
+        pending.stdout.contains("x-commsd-vault:write on the shared vault \"notes\""),
+        "{}",
+        pending.stdout
+    );
+    let id = pending.stdout.lines().nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    let wrong = json!({"action": "capability_accept", "requestId": id, "expires": 5});
+    assert_eq!(action(wrong).await.code, Some(1), "a time that is over");
+    let no = json!({"action": "capability_reject", "requestId": id, "reason": "read it first"});
+    assert_eq!(action(no).await.code, Some(0));
+    let outcome = pair.hears("capability_outcome").await;
+    assert_eq!(
+        (&outcome["accepted"], &outcome["reason"]),
+        (&json!(false), &json!("read it first"))
+    );
+    pair.grant("--write", &[]).await;
+
+    let appended = pair.there(&["append"], &note).await.ok();
+    assert_eq!((&appended["kind"], &appended["agent"]), (&json!("scratchpad"), &json!("bob")));
+    assert!(appended["dailyLog"].as_str().unwrap().starts_with("notes/EchoesVault/daily/"));
+    // A local writer is in between: the hash says so, and the newer one goes on.
+    let replace = |hash: &Value, text: &str| {
+        let content = PAGE.replace("# Auth", text);
+        json!({"filename": "auth", "content": content, "expectedSha256": hash}).to_string()
+    };
+    pair.here(&["upsert"], &replace(&hash["sha256"], "# Local")).await.ok();
+    let stale = pair.there(&["upsert"], &replace(&hash["sha256"], "# Remote")).await;
+    stale.refused(2, "has changed since it was read");
+    assert_eq!(serde_json::from_str::<Value>(&stale.stderr).unwrap()["ok"], false);
+    let hash = pair.there(&["hash", "auth"], "").await.ok();
+    let written = pair.there(&["upsert"], &replace(&hash["sha256"], "# Remote")).await.ok();
+    assert_eq!(written["action"], "updated");
+    let text = std::fs::read_to_string(pair.project.join("EchoesVault/pages/auth.md")).unwrap();
+    assert!(text.contains("# Remote"), "{text}");
+    // The end of a session is the user's to ask for.
+    let end = json!({"dailySummary": "Did much."}).to_string();
+    pair.there(&["end"], &end).await.refused(2, "--confirm-explicit-user-end");
+    pair.there(&["end", "--confirm-explicit-user-end"], &end).await.ok();
+
+    // Taken back, it is over at once; the other permissions of others would stand.
+    let revoked = pair.owner(&["vault", "revoke", "notes", "bob", "--json"]).await.ok();
+    assert!(revoked["grants"].as_array().unwrap().iter().all(|grant| grant["revoked"] == true));
+    pair.there(&["index"], "").await.refused(1, "taken back");
+    pair.there(&["append"], &note).await.refused(1, "taken back");
+    for event in [
+        "vault_shared",
+        "capability_asked",
+        "capability_granted",
+        "capability_refused",
+        "capability_revoked",
+    ] {
+        pair.one.event(event).await;
+    }
+}
+
+#[tokio::test]
+async fn permissions_end_and_outlive_restarts() {
+    let pair = Pair::new().await;
+    pair.share("--write").await;
+    pair.grant("--write", &["--read", "--for", "100000"]).await;
+    pair.there(&["append"], "{\"entry\": \"x\"}").await.refused(1, "no permission to write");
+    // Both sides come back.
+    let Pair { one, two, project } = pair;
+    let ports = one.ports;
+    let (one_home, two_home) = (one.home.clone(), two.home.clone());
+    one.stop().await;
+    two.kill().await;
+    let one = Daemon::start_with(one_home, ports, &[]).await;
+    let two = Daemon::start_with(two_home, ports, &[]).await;
+    let alice = one.agent("alice").await;
+    let bob = two.agent("bob").await;
+    tokio::join!(one.has_met(&bob.id), two.has_met(&alice.id));
+    let pair = Pair { one, two, project };
+    let shares = pair.owner(&["vault", "shares", "--json"]).await.ok();
+    assert_eq!(shares["shares"][0]["name"], "notes");
+    assert_eq!(shares["shares"][0]["grants"][0]["mode"], "read");
+    pair.there(&["index"], "").await.ok();
+    // A short one ends by itself.
+    assert_eq!(pair.ask(&["--write", "--for", "60"]).await.ok()["status"], "pending");
+    pair.accept(&["--for", "2"]).await;
+    pair.hears("capability_outcome").await;
+    let over = async {
+        loop {
+            let ran = pair.there(&["append"], "{\"entry\": \"x\"}").await;
+            if ran.code == Some(1) {
+                return ran;
+            }
+            ran.ok();
+        }
+    };
+    let over = tokio::time::timeout(HANG, over).await.unwrap();
+    // Said by whichever side finds it first.
+    assert!(
+        over.stderr.contains("is over") || over.stderr.contains("has expired"),
+        "{}",
+        over.stderr
+    );
+    // Not shared any more: nobody has anything.
+    pair.owner(&["vault", "unshare", "notes", "--json"]).await.ok();
+    pair.there(&["index"], "").await.refused(1, "taken back");
+    assert_eq!(pair.owner(&["vault", "shares", "--json"]).await.ok()["shares"], json!([]));
+    // And whoever is gone cannot be asked.
+    let gone = pair.one.kill().await;
+    let refused = shell(
+        pair.two.home.path(),
+        &["vault", "request", "alice/notes", "--as", "bob", "--wait", "20"],
+        "",
+    )
+    .await;
+    assert_eq!(refused.code, Some(1), "{}", refused.stdout);
+    drop(gone);
+}
+
+#[tokio::test]
+async fn long_answers_come_in_parts_and_names_lead_nowhere_else() {
+    let pair = Pair::new().await;
+    pair.share("--write").await;
+    pair.grant("--write", &[]).await;
+    // Longer than one answer, with characters that double in JSON and some of several bytes.
+    let line = "\"quoted\" — and \\escaped\\ — ünïcode\n";
+    let long = format!("{PAGE}{}", line.repeat(2_600_000 / line.len()));
+    std::fs::write(pair.project.join("EchoesVault/pages/long.md"), &long).unwrap();
+    assert_eq!(pair.there(&["page", "long"], "").await.ok()["text"], json!(long));
+    // A payload that no line of the local API holds, and one that the mesh does not take.
+    let content = format!("{PAGE}{}", "x ".repeat(200_000));
+    let page = json!({"filename": "wide", "content": content}).to_string();
+    pair.there(&["upsert"], &page).await.ok();
+    let stored = std::fs::read_to_string(pair.project.join("EchoesVault/pages/wide.md")).unwrap();
+    assert_eq!(stored.len(), content.len());
+    let page = json!({"filename": "wider", "content": "x".repeat(1_100_000)}).to_string();
+    pair.there(&["upsert"], &page).await.refused(2, "at most 1048576 bytes");
+    // Outside: by name, by link.
+    let secret = pair.one.home.path().join("secret.md");
+    std::fs::write(&secret, format!("{PAGE}secret")).unwrap();
+    std::os::unix::fs::symlink(&secret, pair.project.join("EchoesVault/pages/link.md")).unwrap();
+    for name in [
+        "../../../secret",
+        "..",
+        "/etc/passwd",
+        "a/b",
+        "link",
+        "a\nb",
+        "a\u{202e}b",
+        "\u{7}",
+        "",
+        "nowhere",
+    ] {
+        let ran = pair.there(&["page", "--", name], "").await;
+        assert_eq!(ran.code, Some(2), "{name:?}: {} {}", ran.stdout, ran.stderr);
+        assert!(
+            !ran.stderr.contains("secret\n") && !ran.stderr.contains(['\u{202e}', '\u{7}']),
+            "{}",
+            ran.stderr
+        );
+        let page = json!({"filename": name, "content": PAGE}).to_string();
+        if name != "nowhere" {
+            let ran = pair.there(&["upsert"], &page).await;
+            assert_eq!(ran.code, Some(2), "{name:?}: {}", ran.stdout);
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), format!("{PAGE}secret"));
+    std::fs::remove_file(pair.project.join("EchoesVault/pages/link.md")).unwrap();
+    // What cannot be a share, and what is no vault.
+    for name in ["", "a/b", "..", "a\nb", &"x".repeat(65)] {
+        let ran = pair.owner(&["vault", "share", "my project", "--name", name]).await;
+        assert_eq!(ran.code, Some(1), "{name:?}");
+    }
+    std::fs::create_dir(pair.one.home.path().join("empty")).unwrap();
+    let ran = pair.owner(&["vault", "share", "empty", "--name", "empty"]).await;
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    // Moved away: said without saying where it was.
+    std::fs::rename(&pair.project, pair.one.home.path().join("elsewhere")).unwrap();
+    let ran = pair.there(&["index"], "").await;
+    ran.refused(2, "the shared folder cannot be used");
+    assert!(!ran.stderr.contains("my project"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn a_flood_of_calls_is_answered_and_harms_nobody() {
+    let pair = Pair::new().await;
+    pair.share("--read").await;
+    pair.grant("--read", &[]).await;
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..24 {
+        let home = pair.two.home.path().to_owned();
+        calls.spawn(async move {
+            shell(&home, &["vault", "--at", "alice/notes", "--as", "bob", "inspect"], "").await
+        });
+    }
+    let mut done = 0;
+    while let Some(ran) = calls.join_next().await {
+        let ran = ran.unwrap();
+        match ran.code {
+            Some(0) => done += 1,
+            _ => ran.refused(1, "too many calls"),
+        }
+    }
+    assert!(done >= 1);
+    pair.there(&["inspect"], "").await.ok();
+    assert_eq!(pair.owner(&["vault", "shares", "--json"]).await.code, Some(0));
+}
+
+#[tokio::test]
+async fn agents_of_the_sharing_daemon_ask_and_have_it() {
+    let pair = Pair::new().await;
+    pair.share("--read").await;
+    let home = pair.one.home.path();
+    let at = ["vault", "--at", "alice/notes", "--as", "carol"];
+    let call: Vec<&str> = at.iter().chain(&["hash", "auth"]).copied().collect();
+    shell(home, &call, "").await.refused(1, "vault request");
+    let asked =
+        shell(home, &["vault", "request", "alice/notes", "--as", "carol", "--json"], "").await;
+    assert_eq!(asked.ok()["status"], "granted");
+    shell(home, &call, "").await.ok();
+    let write = ["vault", "request", "alice/notes", "--as", "carol", "--write"];
+    shell(home, &write, "").await.refused(1, "reading only");
+}
