@@ -61,6 +61,24 @@ pub fn escape_untrusted(text: &str) -> String {
     out
 }
 
+/// The same JSON as `json`, which has no line ends outside strings, with the characters that
+/// [`escape_untrusted`] writes out as JSON's own escapes.
+#[must_use]
+pub fn escape_json(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    let mut units = [0; 2];
+    for c in json.chars() {
+        if is_hazard(c) {
+            for unit in c.encode_utf16(&mut units) {
+                out.push_str(&format!("\\u{unit:04x}"));
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 /// The first `max` characters (Unicode scalar values) of `text`; all of it when it is shorter.
 #[must_use]
 pub fn truncate_chars(text: &str, max: usize) -> &str {
@@ -121,6 +139,15 @@ mod tests {
             prop_assert!(!shown.chars().any(char::is_control));
             let hidden = ['\u{202e}', '\u{2066}', '\u{200d}', '\u{feff}', '\u{2028}'];
             prop_assert!(!shown.contains(hidden));
+        }
+
+        #[test]
+        fn escaped_json_is_the_same_value_and_hides_nothing(text in any::<String>()) {
+            let text = format!("{text}\u{202e}\u{85}\u{9b}\u{2028}\u{200b}\u{e0041}");
+            let shown = escape_json(&serde_json::json!([text]).to_string());
+            prop_assert!(!shown.chars().any(is_hazard), "{:?}", shown);
+            let back: Vec<String> = serde_json::from_str(&shown).unwrap();
+            prop_assert_eq!(back, [text]);
         }
 
         #[test]
