@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 use commsd::api::types::ApiError;
 use commsd::cli::run::RunOptions;
-use commsd::cli::{self, Command, Endpoint, Invocation, exit};
+use commsd::cli::{self, ClientCommand, Command, Endpoint, Invocation, exit};
 use commsd::daemon::config::{self, Config, ConfigError, Places, Settings};
 use commsd::mcp;
+use commsd::runtime::sys;
 
 fn main() -> ExitCode {
     let invocation = match cli::parse(std::env::args_os()) {
@@ -32,7 +33,10 @@ fn main() -> ExitCode {
         Command::Run(RunOptions { check: true, .. }) => cli::print(&config.report(json)),
         Command::Run(_) => match commsd::daemon::run(&config) {
             Ok(code) => code,
-            Err(error) => cli::report(&error, json, exit::CONFIG),
+            Err(error) => {
+                let code = if error.is_configuration() { exit::CONFIG } else { exit::FAILED };
+                cli::report(&error.into(), json, code)
+            }
         },
         Command::Mcp { harness, name, no_start } => {
             let start = if no_start { None } else { start(&invocation.home, &invocation.socket) };
@@ -43,6 +47,20 @@ fn main() -> ExitCode {
             }
         }
         Command::Client(command) => {
+            // What is printed counts as seen; the standard library drops it without a word.
+            let acknowledges = match &command {
+                ClientCommand::Inbox { peek, .. } => !peek,
+                ClientCommand::Listen { .. } => true,
+                _ => false,
+            };
+            if acknowledges && !sys::stdout_is_open() {
+                let error = ApiError::new(
+                    "output",
+                    "stdout is closed: nothing was fetched, and nothing acknowledged",
+                    "give stdout somewhere to go; to drop the events, > /dev/null",
+                );
+                return cli::report(&error, json, exit::FAILED);
+            }
             let Config { socket, agent_comms_dir, .. } = config;
             cli::execute(command, &Endpoint { socket, agent_comms_dir }, json)
         }

@@ -31,12 +31,23 @@ const fn is_hazard(c: char) -> bool {
     )
 }
 
-/// Whether `text` has a character that a name of our own must not have: what
-/// [`escape_untrusted`] would write out, but for the joiner and the variation selectors, which
-/// belong to emoji.
+/// Whether a name of our own must not have `c`: what [`escape_untrusted`] would write out, but for
+/// the joiner and the variation selectors, which belong to emoji.
+#[must_use]
+pub const fn is_hidden(c: char) -> bool {
+    is_hazard(c) && !matches!(c, '\u{200d}' | '\u{fe00}'..='\u{fe0f}')
+}
+
+/// Whether `text` has a character that [`is_hidden`].
 #[must_use]
 pub fn hides_something(text: &str) -> bool {
-    text.chars().any(|c| is_hazard(c) && !matches!(c, '\u{200d}' | '\u{fe00}'..='\u{fe0f}'))
+    text.chars().any(is_hidden)
+}
+
+/// Whether `text` has a character that is seen.
+#[must_use]
+pub fn shows_something(text: &str) -> bool {
+    text.chars().any(|c| !is_hazard(c) && !c.is_whitespace() && c != '\u{2800}')
 }
 
 /// `text` with every dangerous or invisible character written as `\u{…}` (lower-case hex), fit for
