@@ -6,10 +6,11 @@ use std::process::ExitCode;
 
 use commsd::api::types::ApiError;
 use commsd::cli::run::{self, RunOptions, Running};
-use commsd::cli::{self, Command, Endpoint, Invocation, exit};
+use commsd::cli::{self, ClientCommand, Command, Endpoint, Invocation, exit};
 use commsd::daemon::Ran;
 use commsd::daemon::config::{self, Config, ConfigError, Places, Settings};
 use commsd::mcp;
+use commsd::runtime::sys;
 
 fn main() -> ExitCode {
     let invocation = match cli::parse(std::env::args_os()) {
@@ -58,7 +59,10 @@ fn main() -> ExitCode {
                     };
                     run::already_running(running, &sentence, &options, &config.settings(), json)
                 }
-                Err(error) => cli::report(&error, json, exit::CONFIG),
+                Err(error) => {
+                    let code = if error.is_configuration() { exit::CONFIG } else { exit::FAILED };
+                    cli::report(&error.into(), json, code)
+                }
             }
         }
         Command::Mcp { harness, name, no_start } => {
@@ -72,6 +76,20 @@ fn main() -> ExitCode {
             }
         }
         Command::Client(command) => {
+            // What is printed counts as seen; the standard library drops it without a word.
+            let acknowledges = match &command {
+                ClientCommand::Inbox { peek, .. } => !peek,
+                ClientCommand::Listen { .. } => true,
+                _ => false,
+            };
+            if acknowledges && !sys::stdout_is_open() {
+                let error = ApiError::new(
+                    "output",
+                    "stdout is closed: nothing was fetched, and nothing acknowledged",
+                    "give stdout somewhere to go; to drop the events, > /dev/null",
+                );
+                return cli::report(&error, json, exit::FAILED);
+            }
             let Config { socket, other_socket, agent_comms_dir, .. } = config;
             cli::execute(command, &Endpoint::find(socket, other_socket, agent_comms_dir), json)
         }

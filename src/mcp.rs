@@ -3,27 +3,36 @@
 //! connection to the daemon, `server` what the harness sees. Nothing but MCP is ever written to
 //! stdout, and the handshake waits for nobody.
 
+mod given;
 mod link;
 mod server;
+mod transport;
 mod vault;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rmcp::ServiceExt as _;
 use rmcp::transport::io::stdio_pipes;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 pub use link::Start;
 
 use crate::api::types::{ApiError, Label};
 use link::Link;
 use server::Server;
+use transport::Stdio;
 
 /// Events that wait to be pushed to the harness; each is in the mailbox as well.
 const PUSHES: usize = 64;
+/// Calls that are under way when stdin ends get so long to be answered (`printf … | commsd mcp`);
+/// waiting ones get nothing. The next session of the harness wants this one's agent.
+const LAST_ANSWERS: Duration = Duration::from_millis(300);
 
 /// What the server is started for.
 #[derive(Clone, Debug)]
@@ -65,15 +74,23 @@ async fn serve(options: Options, cwd: String) -> ExitCode {
         let link = Arc::clone(&link);
         async move { link.keep().await }
     });
-    let server = Server::new(Arc::clone(&link), harness, pushed);
+    let (given, ended) = (Arc::default(), CancellationToken::new());
+    let server = Server::new(Arc::clone(&link), harness, pushed, Arc::clone(&given), ended.clone());
+    let (input, output) = stdio_pipes();
+    let transport = Stdio::new(input, output, given, ended.clone());
     let session = async {
         // A client that goes away during the handshake has simply gone.
-        if let Ok(running) = server.serve(stdio_pipes()).await {
+        if let Ok(running) = server.serve(transport).await {
             let _ended = running.waiting().await;
         }
     };
+    let cut_off = async {
+        ended.cancelled().await;
+        sleep(LAST_ANSWERS).await;
+    };
     tokio::select! {
         () = session => {}
+        () = cut_off => {}
         () = stopped() => {}
     }
     // The daemon takes the agent out of service when its connection ends.

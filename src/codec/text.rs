@@ -31,12 +31,23 @@ const fn is_hazard(c: char) -> bool {
     )
 }
 
-/// Whether `text` has a character that a name of our own must not have: what
-/// [`escape_untrusted`] would write out, but for the joiner and the variation selectors, which
-/// belong to emoji.
+/// Whether a name of our own must not have `c`: what [`escape_untrusted`] would write out, but for
+/// the joiner and the variation selectors, which belong to emoji.
+#[must_use]
+pub const fn is_hidden(c: char) -> bool {
+    is_hazard(c) && !matches!(c, '\u{200d}' | '\u{fe00}'..='\u{fe0f}')
+}
+
+/// Whether `text` has a character that [`is_hidden`].
 #[must_use]
 pub fn hides_something(text: &str) -> bool {
-    text.chars().any(|c| is_hazard(c) && !matches!(c, '\u{200d}' | '\u{fe00}'..='\u{fe0f}'))
+    text.chars().any(is_hidden)
+}
+
+/// Whether `text` has a character that is seen.
+#[must_use]
+pub fn shows_something(text: &str) -> bool {
+    text.chars().any(|c| !is_hazard(c) && !c.is_whitespace() && c != '\u{2800}')
 }
 
 /// `text` with every dangerous or invisible character written as `\u{…}` (lower-case hex), fit for
@@ -57,6 +68,24 @@ pub fn escape_untrusted(text: &str) -> String {
             out.push(c);
         }
         after_visible = !is_hazard(c) && !c.is_whitespace();
+    }
+    out
+}
+
+/// The same JSON as `json`, which has no line ends outside strings, with the characters that
+/// [`escape_untrusted`] writes out as JSON's own escapes.
+#[must_use]
+pub fn escape_json(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    let mut units = [0; 2];
+    for c in json.chars() {
+        if is_hazard(c) {
+            for unit in c.encode_utf16(&mut units) {
+                out.push_str(&format!("\\u{unit:04x}"));
+            }
+        } else {
+            out.push(c);
+        }
     }
     out
 }
@@ -121,6 +150,15 @@ mod tests {
             prop_assert!(!shown.chars().any(char::is_control));
             let hidden = ['\u{202e}', '\u{2066}', '\u{200d}', '\u{feff}', '\u{2028}'];
             prop_assert!(!shown.contains(hidden));
+        }
+
+        #[test]
+        fn escaped_json_is_the_same_value_and_hides_nothing(text in any::<String>()) {
+            let text = format!("{text}\u{202e}\u{85}\u{9b}\u{2028}\u{200b}\u{e0041}");
+            let shown = escape_json(&serde_json::json!([text]).to_string());
+            prop_assert!(!shown.chars().any(is_hazard), "{:?}", shown);
+            let back: Vec<String> = serde_json::from_str(&shown).unwrap();
+            prop_assert_eq!(back, [text]);
         }
 
         #[test]

@@ -55,7 +55,7 @@ impl Owner {
                 "see what holds it (ss -ltnp) and end it; peers are found by first contact meanwhile",
             ));
         }
-        found.extend(self.store_condition());
+        found.extend(self.store_conditions());
         let transport = self.hub.status();
         if transport.first_contact && !transport.multicast {
             found.push(condition(

@@ -14,7 +14,9 @@ use crate::api::types::{self, AttachParams, Severity};
 use crate::identity::slot::SlotName;
 use crate::mesh::journal::{Record, Ticket};
 use crate::mesh::node::{Input, Restorable};
-use crate::store::{Committer, DiskStore, MemoryStore, Report, Store as _, StoreError};
+use crate::store::{
+    Committer, DiskStore, Found, MemoryStore, Place, Report, Store as _, StoreError,
+};
 
 /// Reports of whole groups that wait for the owner; the store's thread waits when it is full.
 const REPORTS: usize = 256;
@@ -24,7 +26,15 @@ pub(super) enum Keeper {
     /// Nowhere that outlives the process.
     Memory(MemoryStore),
     /// To the store's thread, which reports later.
-    Disk(Committer, JoinHandle<()>),
+    Disk(Disk),
+}
+
+/// A store on disk.
+pub(super) struct Disk {
+    committer: Committer,
+    thread: JoinHandle<()>,
+    place: Place,
+    found: Found,
 }
 
 /// What comes of opening a store: where records go, the reports, and what was in it.
@@ -41,6 +51,10 @@ impl Keeper {
             return Ok((Self::Memory(MemoryStore::default()), reported, None));
         }
         let (mut store, records) = DiskStore::open(&config.store_dir(), config.store_bytes())?;
+        let (place, found) = (store.place().clone(), store.found());
+        if found == Found::Nothing {
+            emit(&event("store_created").with("path", config.store_dir().display()));
+        }
         let records = store.begin(records)?;
         let report = move |group| {
             // An owner that has ended waits for nothing.
@@ -49,7 +63,7 @@ impl Keeper {
         let (committer, thread) = Committer::start(store, report).map_err(|error| {
             StoreError::Unavailable { path: config.store_dir(), reason: error.to_string() }
         })?;
-        Ok((Self::Disk(committer, thread), reported, Some(records)))
+        Ok((Self::Disk(Disk { committer, thread, place, found }), reported, Some(records)))
     }
 
     /// Has a batch kept; what the node is told where that is known at once.
@@ -64,15 +78,17 @@ impl Keeper {
                 Ok(()) => (Input::Committed(ticket), None),
                 Err(error) => failed(records, error),
             }),
-            Self::Disk(committer, _) => {
-                committer.submit(ticket, records).err().map(|(error, back)| failed(back, error))
-            }
+            Self::Disk(disk) => disk
+                .committer
+                .submit(ticket, records)
+                .err()
+                .map(|(error, back)| failed(back, error)),
         }
     }
 
     /// Writes what still waits; returns when it is on disk.
     pub(super) async fn finish(self) {
-        if let Self::Disk(committer, thread) = self {
+        if let Self::Disk(Disk { committer, thread, .. }) = self {
             drop(committer);
             // A thread that has panicked has written what it could.
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
@@ -114,10 +130,32 @@ impl Owner {
         self.store_error = Some(error.clone());
     }
 
-    /// The condition of the store, if something is wrong with it.
-    pub(super) fn store_condition(&self) -> Option<types::Health> {
-        let error = self.store_error.as_ref()?;
-        Some(condition("store_unwritable", Severity::Error, error.to_string(), error.todo()))
+    /// The conditions of the store.
+    pub(super) fn store_conditions(&self) -> Vec<types::Health> {
+        let mut found = Vec::new();
+        let mut gone = None;
+        if let Keeper::Disk(disk) = &self.store {
+            gone = disk.place.check().err();
+            if disk.found == Found::Unmarked {
+                found.push(condition(
+                    "store_unmarked",
+                    Severity::Warning,
+                    "the store's mark was missing or unreadable at the start: whether the store had \
+                     lost something could not be told",
+                    "nothing to do if the mark was removed on purpose, or the power had failed",
+                ));
+            }
+        }
+        // One that is back at its place is seen here before the next commit is.
+        let failed = self.store_error.as_ref().filter(|e| !matches!(e, StoreError::Gone { .. }));
+        let wrong = match (&gone, failed) {
+            (Some(error), _) => Some(("store_gone", error)),
+            (None, failed) => failed.map(|error| ("store_unwritable", error)),
+        };
+        if let Some((code, error)) = wrong {
+            found.push(condition(code, Severity::Error, error.to_string(), error.todo()));
+        }
+        found
     }
 
     /// Shell agents stay in service while the daemon runs: those that something waits for, and

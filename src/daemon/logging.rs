@@ -96,6 +96,7 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
         &["slot", "reason"],
         "such an agent could not come back; it does when it is attached",
     ),
+    ("store_created", Level::Info, &["path"], "there was no store: an empty one was made"),
     ("health_raised", Level::Warn, &["code"], "a health condition began"),
     ("health_cleared", Level::Info, &["code"], "a health condition ended"),
     (

@@ -121,6 +121,22 @@ impl StartError {
         }
     }
 
+    /// Whether another configuration would mend it: not damage, and not what the system is short of.
+    #[must_use]
+    pub fn is_configuration(&self) -> bool {
+        use crate::identity::{files::FilesError, issuer::IssuerError};
+        match self {
+            Self::Store(error) => error.is_configuration(),
+            Self::Socket(local_socket::SocketError::Io { source, .. })
+            | Self::Files(FilesError::Io { source, .. })
+            | Self::Issuer(IssuerError::Files(FilesError::Io { source, .. })) => {
+                !is_shortage(source)
+            }
+            Self::Socket(_) | Self::Files(_) | Self::Issuer(_) | Self::Listener(_) => true,
+            Self::Identity(_) | Self::Entropy(_) | Self::Io { .. } => false,
+        }
+    }
+
     fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Io { what, source }
     }
@@ -141,6 +157,14 @@ pub enum Ran {
     AlreadyRunning(Holder),
 }
 
+/// Whether the disk is full or damaged, or the system is short of something.
+fn is_shortage(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | OutOfMemory)
+        || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
+        || is_descriptor_error(error)
+}
+
 /// Whether the system is out of descriptors.
 pub(crate) fn is_descriptor_error(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
@@ -158,7 +182,7 @@ pub(crate) fn is_descriptor_error(error: &std::io::Error) -> bool {
 pub fn run(
     config: &Config,
     started: impl FnOnce(&Config) + Send + 'static,
-) -> Result<Ran, ApiError> {
+) -> Result<Ran, StartError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()

@@ -59,6 +59,16 @@ pub(super) fn slot_key(params: &AttachParams) -> String {
         .unwrap_or_default()
 }
 
+/// Whether a path is as the system tells a process its working directory. What names its parts may
+/// have is the file system's business.
+fn is_real_directory_name(path: &str) -> bool {
+    /// Linux's `PATH_MAX`, the longest of any system.
+    const MAX_PATH: usize = 4096;
+    let Some(rest) = path.strip_prefix('/') else { return false };
+    let part = |part: &str| !matches!(part, "" | "." | "..");
+    path.len() <= MAX_PATH && !path.contains('\0') && (rest.is_empty() || rest.split('/').all(part))
+}
+
 fn room_type(kind: records::RoomType) -> types::RoomType {
     match kind {
         records::RoomType::Public => types::RoomType::Public,
@@ -608,11 +618,19 @@ impl Owner {
             return;
         }
         if let Some(name) = &params.name
-            && names::usable(name).is_none()
+            && names::own(name).is_none()
         {
             let error = ApiError::invalid_params(
                 "attach",
-                "`name`: 1 to 64 characters without control characters",
+                "`name`: 1 to 64 characters, something to see and no hidden or control characters",
+            );
+            self.refuse(conn, &id, error);
+            return;
+        }
+        if !is_real_directory_name(&params.cwd) {
+            let error = ApiError::invalid_params(
+                "attach",
+                "`cwd`: the absolute path of a directory, without . and .. and doubled or last /",
             );
             self.refuse(conn, &id, error);
             return;
@@ -703,7 +721,7 @@ impl Owner {
     /// The name of an agent coming into service: asked for, or the one it had, or the harness's.
     pub(super) fn name_for(&self, params: &AttachParams, agent: &DeviceId) -> String {
         let had = self.node.agent_by_id(agent, self.now()).map(|view| view.record.name);
-        let asked = params.name.as_deref().and_then(names::usable).map(str::to_owned);
+        let asked = params.name.as_deref().and_then(names::own).map(str::to_owned);
         let cli = params.key.as_ref().map(|key| key.as_str().to_owned());
         asked
             .or_else(|| cli.filter(|name| names::is_clean(name)))

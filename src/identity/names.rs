@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::device::DeviceId;
-use crate::codec::text::{escape_untrusted, truncate_chars};
+use crate::codec::text::{escape_untrusted, hides_something, shows_something, truncate_chars};
 
 /// Most UTF-16 code units of a name after trimming.
 pub const MAX_NAME_UNITS: usize = 64;
@@ -36,7 +36,7 @@ impl fmt::Display for NameKind {
 /// The name is not usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this {0} is not usable: after trimming it must have 1 to 64 characters (UTF-16 units), none of them a control character"
+    "this {0} is not usable: after trimming it must have 1 to 64 characters (UTF-16 units), something to see and no hidden or control characters"
 )]
 pub struct NameError(pub NameKind);
 
@@ -70,12 +70,19 @@ pub fn full_id(text: &str) -> Result<DeviceId, IdError> {
         .ok_or_else(|| IdError(escape_untrusted(truncate_chars(text, SHOWN_CHARS))))
 }
 
-/// The name as it is to be stored: trimmed as JavaScript trims.
+/// A name that somebody gives here, as it is to be stored: trimmed as JavaScript trims.
 ///
 /// # Errors
 /// [`NameError`].
 pub fn check(kind: NameKind, name: &str) -> Result<String, NameError> {
-    usable(name).map(str::to_owned).ok_or(NameError(kind))
+    own(name).map(str::to_owned).ok_or(NameError(kind))
+}
+
+/// `name` trimmed, when it may be given here: usable, with something to see and nothing hidden.
+/// Peers give what the protocol takes, see [`usable`].
+#[must_use]
+pub fn own(name: &str) -> Option<&str> {
+    usable(name).filter(|name| shows_something(name) && !hides_something(name))
 }
 
 /// `name` trimmed, when it is usable.
@@ -182,6 +189,19 @@ mod tests {
         let error = check(NameKind::Machine, "").unwrap_err();
         assert_eq!(error.code(), "INVALID_NAME");
         assert!(error.to_string().contains("machine name"));
+    }
+
+    #[test]
+    fn a_name_given_here_hides_nothing_while_a_peers_is_taken_as_it_is() {
+        for name in
+            ["\u{202e}", "a\u{202e}b", "\u{200b}c", "\u{200d}", "\u{2800}", "\u{fe0f}", "\u{3164}"]
+        {
+            assert!(check(NameKind::Agent, name).is_err(), "{name:?}");
+            assert!(is_clean(name), "{name:?}");
+        }
+        for name in ["👩\u{200d}💻", "⚠\u{fe0f}", "née", "שלום", "a b"] {
+            assert_eq!(own(name), Some(name));
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::entropy::Entropy;
 use super::files::{BaseDir, Document, FilesError, Secrecy, shown};
 use super::keyfile::{Change, KeyFile, MakeError, Opening, Table};
 use super::lock::{HeldLock, LockError};
-use crate::codec::text::{escape_untrusted, truncate_chars};
+use crate::codec::text::{escape_untrusted, hides_something, is_hidden, truncate_chars};
 use crate::codec::time::UnixMillis;
 
 /// Longest file name on the file systems in use.
@@ -34,7 +34,9 @@ const ASIDE_TRIES: u64 = 16;
 #[derive(Debug, thiserror::Error)]
 pub enum SlotError {
     /// The harness name cannot be part of a file name.
-    #[error("the harness name \"{0}\" is empty or contains / or NUL; use a plain name")]
+    #[error(
+        "the harness name \"{0}\" is empty or contains / or hidden characters; use a plain name"
+    )]
     Harness(String),
     /// The working directory contains NUL.
     #[error("the directory \"{0}\" contains NUL")]
@@ -113,7 +115,7 @@ impl SlotName {
     }
 
     fn build(harness: &str, cwd: &str, slug: &str) -> Result<Self, SlotError> {
-        if harness.is_empty() || harness.contains(['/', '\0']) {
+        if harness.is_empty() || harness.contains(['/', '\0']) || hides_something(harness) {
             return Err(SlotError::Harness(excerpt(harness)));
         }
         if cwd.contains('\0') {
@@ -158,9 +160,19 @@ impl SlotName {
     }
 }
 
-/// Each of the characters that some file system forbids becomes `_`, one for one.
+/// Each of the characters that some file system forbids becomes `_`, one for one. Hidden and control
+/// characters, which the reference leaves as they are, become `<hex>`: no other slug has `<`, so
+/// none is the same, and a listing of the directory acts on no terminal.
 fn slug(cwd: &str) -> String {
-    cwd.replace(['\\', '/', ':', '*', '?', '"', '<', '>', '|'], "_")
+    let mut out = String::with_capacity(cwd.len());
+    for c in cwd.chars() {
+        match c {
+            '\\' | '/' | ':' | '*' | '?' | '"' | '<' | '>' | '|' => out.push('_'),
+            c if is_hidden(c) => out.push_str(&format!("<{:x}>", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 fn excerpt(text: &str) -> String {
@@ -449,6 +461,11 @@ mod tests {
         let odd = SlotName::new("cc:peer", r#"\/:*?"<>|.ü 'x"#).unwrap();
         assert_eq!(odd.base(), "cc:peer--_________.ü 'x");
         assert_eq!(SlotName::new("mcp", "/a/b").unwrap(), SlotName::new("mcp", "/a_b").unwrap());
+        // Hidden characters are written out, and as nothing else is.
+        let odd = SlotName::new("mcp", "/\u{202e}\u{1b}[31m\u{7f}").unwrap();
+        assert_eq!(odd.base(), "mcp--_<202e><1b>[31m<7f>");
+        assert_ne!(odd, SlotName::new("mcp", "/<202e><1b>[31m<7f>").unwrap());
+        assert_eq!(SlotName::new("mcp", "/👩\u{200d}💻").unwrap().base(), "mcp--_👩\u{200d}💻");
         let second = SlotName::numbered("mcp", "/a/b", 2).unwrap();
         assert_eq!(second.identity_file(), "identity-mcp--_a_b~2.json");
     }

@@ -5,18 +5,20 @@ use std::time::Duration;
 
 use parking_lot::Mutex as SyncMutex;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, CancelledNotificationParam,
-    ContentBlock, CustomNotification, ExperimentalCapabilities, Implementation,
-    ListResourcesResult, ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams,
-    ReadResourceResponse, ReadResourceResult, RequestId, Resource, ResourceContents,
-    ServerCapabilities, ServerConfig, ServerNotification, Tool, ToolAnnotations,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, CustomNotification,
+    ExperimentalCapabilities, Implementation, ListResourcesResult, ListToolsResult,
+    PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult,
+    Resource, ResourceContents, ServerCapabilities, ServerConfig, ServerNotification, Tool,
+    ToolAnnotations,
 };
 use rmcp::service::{NotificationContext, Peer, RequestContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 
+use super::given::{Read, SharedGiven};
 use super::link::{Connected, Link};
 use super::vault;
 use crate::api::tool::feed::{self, Batch, Feed, MAX_BATCH, Urgency};
@@ -25,7 +27,7 @@ use crate::api::types::{
     ActionParams, ApiError, Attached, Event, EventsAckParams, InboxParams, Label, PROGRAM_VERSION,
     PageSize, RoomHistoryParams, RoomsParams,
 };
-use crate::codec::text::escape_untrusted;
+use crate::codec::text::{escape_json, escape_untrusted};
 
 /// The harness that can be woken by a notification.
 const CLAUDE_CODE: &str = "claude-code";
@@ -49,6 +51,9 @@ pub(super) struct Server {
     link: Arc<Link>,
     harness: Label,
     feed: Mutex<Shown>,
+    given: Arc<SharedGiven>,
+    /// The client can say nothing more: nobody waits.
+    ended: CancellationToken,
     /// Events to push, until the session is there to push them to.
     pushed: SyncMutex<Option<mpsc::Receiver<Event>>>,
 }
@@ -59,44 +64,59 @@ struct Shown {
     feed: Feed,
     /// The attachment that it is about.
     attached: Option<Arc<Attached>>,
-    /// The call that the last batch went with, and what was shown before it.
-    last: Option<(RequestId, Feed)>,
     /// Said once, with the next answer.
     note: Option<String>,
 }
 
 impl Server {
-    pub fn new(link: Arc<Link>, harness: Label, pushed: mpsc::Receiver<Event>) -> Self {
-        Self { link, harness, feed: Mutex::default(), pushed: SyncMutex::new(Some(pushed)) }
+    pub fn new(
+        link: Arc<Link>,
+        harness: Label,
+        pushed: mpsc::Receiver<Event>,
+        given: Arc<SharedGiven>,
+        ended: CancellationToken,
+    ) -> Self {
+        let pushed = SyncMutex::new(Some(pushed));
+        Self { link, harness, feed: Mutex::default(), given, ended, pushed }
     }
 
-    /// The model calls: everything that it was shown before has arrived.
-    async fn arrived(&self) -> Result<(), ApiError> {
+    /// The model calls: what it can have seen by then has arrived.
+    async fn arrived(&self, context: &RequestContext<RoleServer>) -> Result<(), ApiError> {
         let mut shown = self.feed.lock().await;
         let Some(connected) = self.link.at_once() else { return Ok(()) };
-        shown.follow(&connected);
-        let before = shown.feed.acknowledged();
-        if let Some(seq) = shown.feed.arrived()
-            && let Err(error) = connected.client.call(EventsAckParams { seq }).await
-        {
-            shown.feed.not_acknowledged(before);
-            return Err(error);
+        shown.follow(&connected, &self.given);
+        let begun = context.extensions.get::<Read>().copied().unwrap_or_default();
+        let due = self.given.lock().arrived(begun);
+        if let Some(seq) = due {
+            connected.client.call(EventsAckParams { seq }).await?;
+            self.given.lock().acknowledged(seq);
         }
         Ok(())
     }
 
-    /// What has come for the model, to go with the answer to `request`.
-    async fn batch(&self, request: &RequestId) -> Result<Option<Batch>, ApiError> {
+    /// What has come for the model, to go with the answer to a call.
+    async fn batch(&self, context: &RequestContext<RoleServer>) -> Result<Option<Batch>, ApiError> {
         let mut shown = self.feed.lock().await;
         let Some(connected) = self.link.at_once() else { return Ok(None) };
-        shown.follow(&connected);
-        let page = PageSize::try_from(PAGE).ok();
-        let inbox =
-            connected.client.call(InboxParams { wait: None, max: page, peek: None }).await?;
-        let before = shown.feed.clone();
-        let batch = shown.feed.batch(&inbox.events, inbox.more, MAX_BATCH);
-        if batch.is_some() {
-            shown.last = Some((request.clone(), before));
+        shown.follow(&connected, &self.given);
+        let again = self.given.lock().again(&context.id);
+        let batch = if let Some((text, more)) = again {
+            Some(Batch { text, more })
+        } else if self.given.lock().has_room() {
+            let page = PageSize::try_from(PAGE).ok();
+            let inbox =
+                connected.client.call(InboxParams { wait: None, max: page, peek: None }).await?;
+            let batch = shown.feed.batch(&inbox.events, inbox.more, MAX_BATCH);
+            if let Some(batch) = &batch {
+                self.given.lock().give(&context.id, &batch.text, shown.feed.shown());
+            }
+            batch
+        } else {
+            None
+        };
+        // The client has given up meanwhile, and this answer goes nowhere.
+        if context.ct.is_cancelled() {
+            self.given.lock().cancelled(&context.id);
         }
         Ok(batch)
     }
@@ -108,11 +128,8 @@ impl Server {
         context: &RequestContext<RoleServer>,
     ) -> CallToolResult {
         // What cannot be fetched now comes with a later call.
-        let batch = self.batch(&context.id).await.ok().flatten();
+        let batch = self.batch(context).await.ok().flatten();
         let note = self.feed.lock().await.note.take();
-        if context.ct.is_cancelled() {
-            self.take_back(&context.id).await;
-        }
         let mut content = Vec::new();
         let mut text = result.content;
         if let Some(note) = note {
@@ -129,25 +146,13 @@ impl Server {
         }
     }
 
-    /// The client does not want the answer any more: what went with it has not arrived.
-    async fn take_back(&self, request: &RequestId) {
-        let mut shown = self.feed.lock().await;
-        if let Some((of, before)) = shown.last.take() {
-            if of == *request {
-                shown.feed = before;
-            } else {
-                shown.last = Some((of, before));
-            }
-        }
-    }
-
     async fn agent_comms(
         &self,
         arguments: Map<String, Value>,
         context: &RequestContext<RoleServer>,
     ) -> CallToolResult {
         // An acknowledgement that fails is made up for by the next call.
-        let _due_again = self.arrived().await;
+        let _due_again = self.arrived(context).await;
         let result = match self.link.call(ActionParams(arguments)).await {
             Ok(result) => result,
             Err(error) => render::refusal(&error),
@@ -161,7 +166,7 @@ impl Server {
         context: &RequestContext<RoleServer>,
     ) -> CallToolResult {
         // An acknowledgement that fails is made up for by the next call.
-        let _due_again = self.arrived().await;
+        let _due_again = self.arrived(context).await;
         let result =
             vault::call(&self.link, self.link.cwd(), self.harness.as_str(), arguments).await;
         self.with_messages(result, context).await
@@ -182,14 +187,11 @@ impl Server {
                 render::refusal(&error).content,
             )]);
         }
-        let _due_again = self.arrived().await;
+        let _due_again = self.arrived(context).await;
         loop {
             let news = self.link.news();
-            match self.batch(&context.id).await {
+            match self.batch(context).await {
                 Ok(Some(batch)) => {
-                    if context.ct.is_cancelled() {
-                        self.take_back(&context.id).await;
-                    }
                     return CallToolResult::success(vec![ContentBlock::text(incoming(&batch))]);
                 }
                 Ok(None) => {}
@@ -200,7 +202,12 @@ impl Server {
             }
             let waited = tokio::select! {
                 waited = timeout_at(until, news) => waited,
-                () = context.ct.cancelled() => {
+                () = async {
+                    tokio::select! {
+                        () = context.ct.cancelled() => {}
+                        () = self.ended.cancelled() => {}
+                    }
+                } => {
                     return CallToolResult::success(vec![ContentBlock::text("Cancelled.")]);
                 }
             };
@@ -234,7 +241,7 @@ impl Server {
         }
         if uri == ROOMS_URI {
             let rooms = self.link.call(RoomsParams {}).await.map_err(failed)?;
-            return Ok(json!(rooms).to_string());
+            return Ok(escape_json(&json!(rooms).to_string()));
         }
         let Some(room) = uri.strip_prefix(ROOMS_URI).and_then(|rest| rest.strip_prefix('/')) else {
             return Err(ErrorData::resource_not_found(
@@ -244,13 +251,13 @@ impl Server {
         };
         let params = RoomHistoryParams { room: unescaped(room), since: None, limit: None };
         let history = self.link.call(params).await.map_err(failed)?;
-        Ok(json!(history).to_string())
+        Ok(escape_json(&json!(history).to_string()))
     }
 }
 
 impl Shown {
     /// The connection may be another than last time, and the agent too.
-    fn follow(&mut self, connected: &Connected) {
+    fn follow(&mut self, connected: &Connected, given: &SharedGiven) {
         let attached = &connected.attached;
         let before = self.attached.replace(Arc::clone(attached));
         if before.as_ref().is_some_and(|before| Arc::ptr_eq(before, attached)) {
@@ -258,11 +265,12 @@ impl Shown {
         }
         let same = before.is_some_and(|before| before.agent == attached.agent);
         // Numbers below what was shown: the daemon has begun again.
+        let mut given = given.lock();
         let begun_again =
-            attached.seq < self.feed.acknowledged() || connected.head < self.feed.shown();
+            attached.seq < given.acknowledgement() || connected.head < self.feed.shown();
         if !same || begun_again {
             self.feed.restart(attached.seq);
-            self.last = None;
+            given.restart(attached.seq);
         }
         if !same {
             self.note = attached.reason.as_ref().map(|reason| {
@@ -413,16 +421,6 @@ impl ServerHandler for Server {
     ) -> Result<ReadResourceResponse, ErrorData> {
         let text = self.resource(&request.uri).await?;
         Ok(ReadResourceResult::new(vec![ResourceContents::text(text, request.uri)]).into())
-    }
-
-    async fn on_cancelled(
-        &self,
-        notification: CancelledNotificationParam,
-        _context: NotificationContext<RoleServer>,
-    ) {
-        if let Some(request) = notification.request_id {
-            self.take_back(&request).await;
-        }
     }
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {

@@ -104,8 +104,9 @@ pub struct HeldRoom {
     pub record: RoomRecord,
     /// Said by somebody else than its owner.
     pub hearsay: bool,
-    /// Out of our own store: the owner's word adds to it, as it did before the restart.
-    stored: bool,
+    /// Of a stored room of ours: who is believed about it, its members when it was stored. Of others
+    /// that are hearsay: anybody of our own user.
+    witnesses: Option<BTreeSet<DeviceId>>,
     /// Members whose last leave was stated by the owner: only the owner re-joins them.
     pub owner_leaves: BTreeSet<DeviceId>,
     /// Join and leave stamps as the owner last stated them, which a member's own may exceed.
@@ -157,18 +158,12 @@ impl HeldRoom {
     /// A record in the owner's words, as the only thing known of the room.
     fn from_owner(record: RoomRecord) -> Self {
         let owner_said = stamps_of_members(&record);
-        let owner_leaves = BTreeSet::new();
-        Self { record, hearsay: false, stored: false, owner_leaves, owner_said }
+        Self { record, hearsay: false, witnesses: None, owner_leaves: BTreeSet::new(), owner_said }
     }
 
     /// Its owner, ours, goes on from what others remember of it.
     fn restore(&mut self) {
         self.hearsay = true;
-        self.go_on();
-    }
-
-    /// Above every version that others may have heard before a restart.
-    fn go_on(&mut self) {
         self.record.version = (self.record.version + RESTORED_VERSION_STEP).min(MAX_VERSION);
     }
 
@@ -553,8 +548,8 @@ impl Replica {
         self.removed_histories.insert(path.clone());
     }
 
-    /// Takes back a stored room. One of ours is as its owner left it, whatever others remember; for
-    /// another, its owner has the last word.
+    /// Takes back a stored room. Its owner has the last word on it; for one of ours, whose last
+    /// changes a crash may have cost, that is also what its members remember.
     pub fn restore_room(
         &mut self,
         path: RoomPath,
@@ -562,27 +557,12 @@ impl Replica {
         put_out: Vec<DeviceId>,
         ours: bool,
     ) {
-        let mut held = HeldRoom::from_owner(record);
+        let witnesses = ours.then(|| record.members.iter().copied().collect());
+        let mut held = HeldRoom { witnesses, ..HeldRoom::from_owner(record) };
+        held.hearsay = true;
         held.owner_leaves = put_out.into_iter().collect();
-        if ours {
-            held.go_on();
-        } else {
-            held.owner_said.clear();
-            held.hearsay = true;
-            held.stored = true;
-        }
+        held.owner_said.clear();
         self.rooms.insert(path, held);
-    }
-
-    /// A member of a room of ours holds a token for it: where the room does not know it, it is let
-    /// in when it says that it is in.
-    pub fn note_granted(&mut self, path: &RoomPath, member: DeviceId) {
-        if let Some(room) = self.room_mut(path)
-            && !room.is_member(&member)
-            && !room.is_invited(&member)
-        {
-            room.record_invite(member);
-        }
     }
 
     /// Takes back a stored message of a room; messages come by their numbers.
@@ -896,9 +876,7 @@ impl Replica {
             let before = held.record.clone();
             let was_hearsay = std::mem::replace(&mut held.hearsay, false);
             // Another creation is another room of the same name.
-            let was_stored = std::mem::replace(&mut held.stored, false);
-            let another = incoming.created_at != before.created_at;
-            if another || (was_hearsay && !was_stored) {
+            if was_hearsay || incoming.created_at != before.created_at {
                 *held = HeldRoom::from_owner(incoming);
             } else {
                 held.take_from_owner(incoming);
@@ -912,7 +890,10 @@ impl Replica {
         // Hearsay is only as good as the newest of it; an owner that lost its memory takes all
         // that its peers have.
         let taken = match owner {
-            Owner::Away | Owner::Ours { restored: true } => speaker.same_user && held.hearsay,
+            Owner::Away | Owner::Ours { restored: true } => {
+                let witness = held.witnesses.as_ref().is_none_or(|w| w.contains(&speaker.device));
+                speaker.same_user && held.hearsay && witness
+            }
             Owner::Here | Owner::Ours { restored: false } => false,
         };
         if other_room && !(taken && incoming.created_at > held.record.created_at) {
@@ -967,7 +948,7 @@ impl Replica {
                 && (held.record.kind == RoomType::Public
                     || held.record.is_invited(&agent)
                     || held.record.is_member(&agent)
-                    || held.hearsay);
+                    || (held.hearsay && held.witnesses.is_none()));
             let full = held_join == 0 && held.record.member_joins.len() >= MAX_ROOM_STAMPS;
             if !admitted || full {
                 held.record.recompute_views();

@@ -56,6 +56,16 @@ const WRITE_CHUNK: usize = 64 * 1024;
 /// Room that a chunk begins with; most lines fit.
 const FIRST_LINE: usize = 512;
 
+/// What a client goes on sending after the last line to it was written is read and dropped for so
+/// long: were it left unread, the system would tell the client of an error instead of that line.
+const LINGER: Duration = Duration::from_millis(1000);
+
+/// At most so much of it; more than the longest line and the requests behind it.
+const LINGER_BYTES: usize = 16 * MAX_LINE_BYTES;
+
+/// Refused connections that linger at the same time; further ones are dropped at once.
+const LINGERING: usize = 32;
+
 /// A newcomer reads the lock's content again so many times, 10 ms apart, in case its owner has only
 /// just taken it and not yet written who it is.
 const HOLDER_READS: u32 = 20;
@@ -677,6 +687,7 @@ async fn accept(
 ) {
     let own_uid = sys::uid();
     let mut next = 0;
+    let mut lingering = JoinSet::new();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -709,7 +720,13 @@ async fn accept(
         while conns.try_join_next().is_some() {}
         if conns.len() >= shared.limits.connections {
             shared.refused.fetch_add(1, Ordering::Relaxed);
-            refuse(stream, shared.limits.connections);
+            let refused = refuse(stream, shared.limits.connections);
+            while lingering.try_join_next().is_some() {}
+            if let Some(stream) = refused
+                && lingering.len() < LINGERING
+            {
+                lingering.spawn(linger(stream, LINGER));
+            }
             continue;
         }
         next += 1;
@@ -745,7 +762,7 @@ fn may_connect(peer_uid: u32, own_uid: u32) -> bool {
 }
 
 /// Says why before the connection is dropped. A fresh socket takes so short a line at once.
-fn refuse(stream: UnixStream, limit: usize) {
+fn refuse(stream: UnixStream, limit: usize) -> Option<UnixStream> {
     let error = ApiError::new(
         ApiError::TOO_MANY_CONNECTIONS,
         format!("the daemon already serves {limit} connections"),
@@ -754,7 +771,9 @@ fn refuse(stream: UnixStream, limit: usize) {
     let mut line = Vec::new();
     rpc::error_line(&mut line, None, error);
     // Not through tokio, which has not yet heard that the socket is writable.
-    let _ = stream.into_std().and_then(|mut stream| stream.write_all(&line));
+    let mut stream = stream.into_std().ok()?;
+    stream.write_all(&line).ok()?;
+    UnixStream::from_std(stream).ok()
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -776,24 +795,26 @@ async fn serve_connection(
     inputs: &mpsc::Sender<LocalInput>,
     stop: &CancellationToken,
 ) {
-    let (reader, writer) = stream.split();
-    let mut writing = pin!(write_lines(writer, &conn.outbound, shared.limits.write_timeout));
-    let mut written = false;
     let mut connected = false;
-    let reason = tokio::select! {
-        reason = read_requests(reader, &conn, shared, inputs, &mut connected) => reason,
-        fault = &mut writing => {
-            written = true;
-            fault.err().unwrap_or(CloseReason::CLIENT)
-        }
-        reason = conn.outbound.closing() => reason,
-        () = stop.cancelled() => CloseReason::SHUTDOWN,
-    };
-    let reason = conn.outbound.close(reason);
-    if !written {
+    let (reason, told) = {
+        let (reader, writer) = stream.split();
+        let mut writing = pin!(write_lines(writer, &conn.outbound, shared.limits.write_timeout));
+        let mut written = false;
+        let reason = tokio::select! {
+            reason = read_requests(reader, &conn, shared, inputs, &mut connected) => reason,
+            fault = &mut writing => {
+                written = true;
+                fault.err().unwrap_or(CloseReason::CLIENT)
+            }
+            reason = conn.outbound.closing() => reason,
+            () = stop.cancelled() => CloseReason::SHUTDOWN,
+        };
+        let reason = conn.outbound.close(reason);
         // The client may have gone, or not be reading; then there is nobody to tell.
-        let _ = timeout(shared.limits.drain_timeout, writing).await;
-    }
+        let told =
+            !written && matches!(timeout(shared.limits.drain_timeout, writing).await, Ok(Ok(())));
+        (reason, told)
+    };
     if reason == CloseReason::SLOW_CONSUMER {
         shared.slow_consumers.fetch_add(1, Ordering::Relaxed);
     }
@@ -805,6 +826,28 @@ async fn serve_connection(
         // Fails only when the daemon has already stopped listening.
         let _ = inputs.send(LocalInput::Disconnected { conn: conn.id, reason }).await;
     }
+    if told && reason != CloseReason::CLIENT {
+        // At the end of the daemon, nobody is waited for.
+        let time = if reason == CloseReason::SHUTDOWN { Duration::ZERO } else { LINGER };
+        linger(stream, time).await;
+    }
+}
+
+/// Says that no more comes, and drops what the client has sent or sends, until it closes, within
+/// bounds; then what it was told reaches it.
+async fn linger(mut stream: UnixStream, time: Duration) {
+    let _ = stream.shutdown().await;
+    let drained = async {
+        let mut dropped = 0;
+        let mut chunk = vec![0; KEPT_READ_BUFFER];
+        while dropped < LINGER_BYTES {
+            match stream.read(&mut chunk).await {
+                Ok(0) | Err(_) => return,
+                Ok(read) => dropped += read,
+            }
+        }
+    };
+    let _ = timeout(time, drained).await;
 }
 
 /// Reads until the connection ends; returns why.

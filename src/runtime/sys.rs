@@ -2,7 +2,9 @@
 //! many descriptors we may open. Safe wrappers of `rustix` only.
 
 use std::io;
+use std::os::fd::AsFd;
 
+use rustix::fs::OFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What macOS takes as a soft descriptor limit when the hard one says "unlimited" (its `OPEN_MAX`).
@@ -57,6 +59,32 @@ pub fn open_descriptors() -> Option<u64> {
     u64::try_from(entries.count()).ok()?.checked_sub(1)
 }
 
+/// Whether what is written to stdout goes anywhere, if only where the user said.
+///
+/// Rust's start-up opens `/dev/null` for reading and writing in place of a descriptor that is
+/// closed, and a write to one that was opened for reading counts as done. A shell opens `/dev/null`
+/// for writing alone. Who hands over one that can be read as well is taken for closed.
+#[must_use]
+pub fn stdout_is_open() -> bool {
+    is_open(&std::io::stdout())
+}
+
+fn is_open(descriptor: &impl AsFd) -> bool {
+    let Ok(flags) = rustix::fs::fcntl_getfl(descriptor) else { return false };
+    let null = || {
+        let (here, null) =
+            (rustix::fs::fstat(descriptor).ok()?, rustix::fs::stat(c"/dev/null").ok()?);
+        let is_device = rustix::fs::FileType::from_raw_mode(here.st_mode)
+            == rustix::fs::FileType::CharacterDevice;
+        Some(is_device && here.st_rdev == null.st_rdev)
+    };
+    match flags & OFlags::RWMODE {
+        OFlags::WRONLY => true,
+        OFlags::RDWR => !null().unwrap_or(false),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +96,21 @@ mod tests {
         assert_eq!(raised.hard, before.hard);
         assert!(raised.soft >= before.soft);
         assert_eq!(raise_descriptor_limit().unwrap(), raised);
+    }
+
+    #[test]
+    fn output_goes_somewhere_but_into_what_is_no_output() {
+        use std::fs::OpenOptions;
+        let null =
+            |read, write| OpenOptions::new().read(read).write(write).open("/dev/null").unwrap();
+        assert!(is_open(&null(false, true)), "> /dev/null");
+        assert!(!is_open(&null(true, true)), "closed at the start");
+        assert!(!is_open(&null(true, false)), "< /dev/null");
+        let (reader, writer) = io::pipe().unwrap();
+        assert!(is_open(&writer) && !is_open(&reader));
+        // A terminal is open both ways.
+        let both = OpenOptions::new().read(true).write(true).open("/dev/zero").unwrap();
+        assert!(is_open(&both));
     }
 
     #[test]

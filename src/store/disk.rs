@@ -6,12 +6,13 @@
 //! trusted is refused and left as it is. A crash loses what was not reported as kept; redb then goes
 //! back to the commit before. That the same does not happen to what *was* reported (a page gone bad,
 //! an old copy put in place) shows by the mark: it is written after the sync, without one of its
-//! own, so it is never ahead of a store that is whole.
+//! own, so it is never ahead of a store that is whole. A commit into a file that is not at its path
+//! any more is not kept: whoever starts next would not find it.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{
-    DirBuilderExt as _, FileExt as _, OpenOptionsExt as _, PermissionsExt as _,
+    DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
 };
 use std::path::{Path, PathBuf};
 
@@ -53,9 +54,53 @@ struct Format {
 
 const FORMAT: Format = Format { version: 1, steps: &[] };
 
+/// A file that is in use, and where it should be found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Place {
+    fn of(path: &Path) -> Result<Self, StoreError> {
+        let meta = std::fs::metadata(path).map_err(|error| unusable(path, &error))?;
+        Ok(Self { path: path.to_owned(), device: meta.dev(), inode: meta.ino() })
+    }
+
+    /// That the file is still there.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`]: it is not, or another is. Where the system does not tell, it counts as
+    /// there.
+    pub fn check(&self) -> Result<(), StoreError> {
+        let there = match std::fs::metadata(&self.path) {
+            Ok(meta) => (meta.dev(), meta.ino()) == (self.device, self.inode),
+            Err(error) => {
+                !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+            }
+        };
+        if there { Ok(()) } else { Err(StoreError::Gone { path: self.path.clone() }) }
+    }
+}
+
+/// What is worth a word about a store that was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A store with its mark.
+    Whole,
+    /// None was there: an empty one was made.
+    Nothing,
+    /// It holds something, and its mark is missing or says nothing: whether it has gone back to an
+    /// earlier state cannot be told.
+    Unmarked,
+}
+
 /// Keeps records in a file.
 pub struct DiskStore {
     path: PathBuf,
+    place: Place,
+    found: Found,
     mark: File,
     /// None after a failure, until it has been opened again.
     database: Option<Database>,
@@ -83,10 +128,15 @@ impl DiskStore {
         let failed = |error: io::Error| unusable(&path, &error);
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
         std::fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(failed)?;
+        let mut found = Found::Whole;
         match std::fs::metadata(&path) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if dir.join(MARK).try_exists().map_err(failed)? {
+                    return Err(StoreError::Missing { path });
+                }
                 create(dir, &path, format.version)?;
+                found = Found::Nothing;
             }
             Err(error) => return Err(failed(error)),
         }
@@ -110,9 +160,15 @@ impl DiskStore {
             .mode(0o600)
             .open(dir.join(MARK))
             .map_err(failed)?;
-        check_mark(&mark, &path, commits)?;
+        let marked = check_mark(&mark, &path, commits)?;
+        // Without commits there is nothing to go back to.
+        if !marked && commits > 0 {
+            found = Found::Unmarked;
+        }
         let (records, bytes) = read(&database, &path)?;
-        let store = Self { path, mark, database: Some(database), commits, bytes, limit };
+        let place = Place::of(&path)?;
+        let database = Some(database);
+        let store = Self { path, place, found, mark, database, commits, bytes, limit };
         Ok((store, records))
     }
 
@@ -122,9 +178,23 @@ impl DiskStore {
         self.bytes
     }
 
+    /// Where its file is.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// What was there when it was opened.
+    #[must_use]
+    pub fn found(&self) -> Found {
+        self.found
+    }
+
     /// Opens the file again after a failure.
     fn database(&mut self) -> Result<&Database, StoreError> {
         if self.database.is_none() {
+            // Never another one in its place.
+            self.place.check()?;
             let database = open_file(&self.path)?;
             let commits = meta(&database, &self.path, COMMITS)?;
             check_mark(&self.mark, &self.path, commits)?;
@@ -157,7 +227,7 @@ impl DiskStore {
         self.bytes = self.bytes.saturating_add_signed(growth);
         // Without a sync, see above; should it fail, only the check after a crash is weaker.
         let _ = self.mark.write_all_at(&mark_bytes(next), 0);
-        Ok(())
+        self.place.check()
     }
 }
 
@@ -190,7 +260,7 @@ impl Store for DiskStore {
         } else {
             self.write(&fitting)
         };
-        if written.is_err() {
+        if written.as_ref().is_err_and(|error| !matches!(error, StoreError::Gone { .. })) {
             // redb takes no more until it has been opened again.
             self.database = None;
         }
@@ -265,11 +335,6 @@ fn create(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
         database.close().map_err(|error| database_failed(path, error))?;
     }
     temporary.as_file().sync_all().map_err(failed)?;
-    // A mark of a store that was there before says nothing about this one.
-    match std::fs::remove_file(dir.join(MARK)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
     match temporary.persist_noclobber(path) {
         Ok(_) => {}
         // Another daemon was faster; who may use it shows when it is opened.
@@ -365,18 +430,23 @@ fn mark_bytes(commits: u64) -> [u8; 16] {
     bytes
 }
 
-fn check_mark(mark: &File, path: &Path, commits: u64) -> Result<(), StoreError> {
+/// Whether the mark says anything. It may say nothing after a power failure, being written without
+/// a sync: so that is no reason to refuse.
+fn check_mark(mark: &File, path: &Path, commits: u64) -> Result<bool, StoreError> {
     let mut bytes = [0; 16];
     if mark.read_exact_at(&mut bytes, 0).is_err() {
-        return Ok(());
+        return Ok(false);
     }
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[..8]);
     let reported = u64::from_be_bytes(number);
-    if bytes == mark_bytes(reported) && reported > commits {
+    if bytes != mark_bytes(reported) {
+        return Ok(false);
+    }
+    if reported > commits {
         return Err(StoreError::RolledBack { path: path.to_owned(), found: commits, reported });
     }
-    Ok(())
+    Ok(true)
 }
 
 // --- errors ---------------------------------------------------------------------------------------
@@ -583,6 +653,66 @@ mod tests {
     }
 
     #[test]
+    fn a_store_that_is_not_at_its_place_any_more_keeps_nothing_until_it_is_back() {
+        let home = tempfile::tempdir().unwrap();
+        let (path, away) = (home.path().join(FILE), home.path().join("away"));
+        let (mut store, _) = open(home.path()).unwrap();
+        assert_eq!((store.found(), store.place().check()), (Found::Nothing, Ok(())));
+        store.commit(&[mail(1, 1)]).unwrap();
+        for replaced in [false, true] {
+            std::fs::rename(&path, &away).unwrap();
+            if replaced {
+                // Even by a store.
+                std::fs::copy(&away, &path).unwrap();
+            }
+            assert_eq!(store.place().check().unwrap_err().code(), "store_gone");
+            let error = store.commit(&[mail(1, 2)]).unwrap_err();
+            assert_eq!(error.code(), "store_gone");
+            std::fs::rename(&away, &path).unwrap();
+            store.commit(&[mail(1, 2)]).unwrap();
+        }
+        drop(store);
+        assert_eq!(open(home.path()).unwrap().1, [mail(1, 1), mail(1, 2)]);
+        // The whole directory.
+        let dir = home.path().join("state");
+        let (mut store, _) = open(&dir).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(store.commit(&[mail(1, 1)]).unwrap_err().code(), "store_gone");
+    }
+
+    #[test]
+    fn a_mark_without_its_store_and_a_store_without_its_mark_do_not_pass_in_silence() {
+        let home = tempfile::tempdir().unwrap();
+        let (path, mark) = (home.path().join(FILE), home.path().join(MARK));
+        let (mut store, _) = open(home.path()).unwrap();
+        store.commit(&[mail(1, 1)]).unwrap();
+        drop(store);
+        let (store, _) = open(home.path()).unwrap();
+        assert_eq!(store.found(), Found::Whole);
+        drop(store);
+        for said in [&b""[..], b"half", &[0xa5; 16]] {
+            std::fs::write(&mark, said).unwrap();
+            let (mut store, found) = open(home.path()).unwrap();
+            assert_eq!((store.found(), found), (Found::Unmarked, vec![mail(1, 1)]));
+            // From the next commit on it has one.
+            store.commit(&[mail(1, 1)]).unwrap();
+            drop(store);
+            assert_eq!(open(home.path()).unwrap().0.found(), Found::Whole);
+        }
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let error = open(home.path()).err().unwrap();
+        assert_eq!(error.code(), "store_missing");
+        assert!(error.todo().contains("store.mark"));
+        assert!(!path.exists(), "nothing is made in its place");
+        std::fs::write(&path, whole).unwrap();
+        assert_eq!(open(home.path()).unwrap().1, [mail(1, 1)]);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::remove_file(&mark).unwrap();
+        assert_eq!(open(home.path()).unwrap().1, []);
+    }
+
+    #[test]
     fn an_old_copy_in_place_of_the_store_is_noticed() {
         let home = tempfile::tempdir().unwrap();
         let (mut store, _) = open(home.path()).unwrap();
@@ -692,7 +822,7 @@ mod tests {
         store.database = None;
         let aside = home.path().join("aside");
         std::fs::rename(home.path().join(FILE), &aside).unwrap();
-        assert_eq!(store.commit(&[mail(1, 3)]).unwrap_err().code(), "store_unavailable");
+        assert_eq!(store.commit(&[mail(1, 3)]).unwrap_err().code(), "store_gone");
         std::fs::rename(&aside, home.path().join(FILE)).unwrap();
         store.commit(&[mail(1, 3)]).unwrap();
         assert_eq!(store.live().unwrap().len(), 3);

@@ -15,7 +15,7 @@ mod memory;
 use std::path::PathBuf;
 
 pub use committer::{Committer, Report};
-pub use disk::{DEFAULT_LIMIT, DiskStore};
+pub use disk::{DEFAULT_LIMIT, DiskStore, Found, Place};
 pub use faulty::{Faults, FaultyStore, Submission};
 pub use memory::{MAX_MEMORY_BYTES, MemoryStore};
 
@@ -94,6 +94,21 @@ pub enum StoreError {
         /// Commits that were reported.
         reported: u64,
     },
+    /// The file has been removed or replaced while it was open.
+    #[error(
+        "the store {path} was removed or replaced while the daemon runs: nothing is kept any more",
+        path = path.display()
+    )]
+    Gone {
+        /// Where it was.
+        path: PathBuf,
+    },
+    /// There was a store, and its file is not there.
+    #[error("the store {path} is missing, and its mark store.mark is there", path = path.display())]
+    Missing {
+        /// Where it should be.
+        path: PathBuf,
+    },
     /// A newer commsd has written it.
     #[error(
         "the store {path} has format {found}, and this commsd knows formats up to {known}",
@@ -136,11 +151,19 @@ impl StoreError {
             Self::Encoding(_) => "store_encoding",
             Self::Corrupt(_) => "store_corrupt",
             Self::RolledBack { .. } => "store_rolled_back",
+            Self::Gone { .. } => "store_gone",
+            Self::Missing { .. } => "store_missing",
             Self::Newer { .. } => "store_newer",
             Self::Locked { .. } => "store_locked",
             Self::Unavailable { .. } => "store_unavailable",
             Self::Busy => "store_busy",
         }
+    }
+
+    /// Whether another configuration would mend it, and not the disk or a copy.
+    #[must_use]
+    pub fn is_configuration(&self) -> bool {
+        matches!(self, Self::Locked { .. } | Self::Newer { .. })
     }
 
     /// What to do about it.
@@ -151,14 +174,24 @@ impl StoreError {
             Self::NoSpace { .. } => "free space; what could not be written is tried again",
             Self::Encoding(_) => "report it with the text above",
             Self::Corrupt(_) => {
-                "nothing was changed: put back a copy, or move the store away to begin with an \
+                "nothing was changed: put back a copy, or move store.redb and store.mark away to begin with an \
                  empty one (agents keep their keys and the tokens of their rooms)"
             }
             Self::RolledBack { .. } => {
                 "put back the newest copy; to go on with what is there, remove the file store.mark \
                  beside it: events since then may be lost or shown again"
             }
-            Self::Newer { .. } => "run the newer commsd, or move the store away to begin anew",
+            Self::Gone { .. } => {
+                "move the very file back, if it was moved; else restart the daemon, which begins with \
+                 what is there then: what it has in memory since, and all that was kept, is lost"
+            }
+            Self::Missing { .. } => {
+                "put the store, or the newest copy, back; to begin with an empty one, remove the file \
+                 store.mark as well (agents keep their keys and the tokens of their rooms)"
+            }
+            Self::Newer { .. } => {
+                "run the newer commsd, or move store.redb and store.mark away to begin anew"
+            }
             Self::Locked { .. } => {
                 "end the other daemon, or give this one a --home (or a state directory) of its own"
             }

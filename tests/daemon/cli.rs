@@ -468,6 +468,56 @@ async fn what_could_not_be_printed_is_not_acknowledged_and_a_closed_pipe_is_quie
     assert!(!ran.requests.iter().any(|request| request.method() == EventsAckParams::METHOD));
 }
 
+#[tokio::test]
+async fn without_a_stdout_nothing_is_fetched_and_nothing_acknowledged() {
+    let bench = Bench::start(SocketLimits::default());
+    let ran = async |command: &str| {
+        let output = Command::new("sh")
+            .args(["-c", command, env!("CARGO_BIN_EXE_commsd")])
+            .arg(&bench.path)
+            .env_clear()
+            .env("HOME", bench.path.parent().unwrap())
+            .stdin(Stdio::null())
+            .output();
+        let output = soon(output).await.unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for closed in [">&-", "1</dev/null"] {
+        for command in ["inbox", "listen"] {
+            // Nobody serves the socket: what asked it would wait.
+            let (code, said) =
+                ran(&format!(r#""$0" --socket "$1" {command} --as ann {closed}"#)).await;
+            assert_eq!(code, Some(1), "{command} {closed}: {said}");
+            assert!(said.contains("stdout is closed"), "{command} {closed}: {said}");
+        }
+    }
+    let (code, said) = ran(r#""$0" --socket "$1" inbox --as ann >&- 2>&-"#).await;
+    assert_eq!((code, said.as_str()), (Some(1), ""));
+}
+
+#[tokio::test]
+async fn who_sends_stdout_to_dev_null_has_seen_it() {
+    let mut bench = Bench::start(SocketLimits::default());
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"exec "$0" --socket "$1" inbox --as ann > /dev/null"#])
+        .arg(env!("CARGO_BIN_EXE_commsd"))
+        .arg(&bench.path)
+        .env_clear()
+        .env("HOME", bench.path.parent().unwrap())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let child = command.spawn().unwrap();
+    let ran = serve(&mut bench, finish(child), |request| {
+        Ok(if request.method() == InboxParams::METHOD { events(&[3]) } else { json!({"seq": 3}) })
+    })
+    .await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(ran.requests.iter().any(|request| request.method() == EventsAckParams::METHOD));
+}
+
 /// A `listen` whose subscription is up.
 async fn listening(bench: &mut Bench) -> (Child, ConnId) {
     let child = start(bench, &["listen", "--as", "ann"]);

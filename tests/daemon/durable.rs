@@ -325,7 +325,8 @@ async fn a_store_that_is_no_good_is_refused_with_what_to_do_and_left_alone() {
     {
         std::fs::write(&file, bytes).unwrap();
         let (code, said) = refused(home.path(), &[]).await;
-        assert_eq!(code, Some(64), "{what}: {said}");
+        // Damage is no matter of configuration.
+        assert_eq!(code, Some(1), "{what}: {said}");
         assert!(said.contains("cannot be read") && said.contains("put back a copy"), "{said}");
         assert!(std::fs::metadata(&file).unwrap().len() <= whole.len() as u64, "{what}");
         // It can be gone without meanwhile.
@@ -335,6 +336,48 @@ async fn a_store_that_is_no_good_is_refused_with_what_to_do_and_left_alone() {
     std::fs::write(&file, &whole).unwrap();
     let daemon = Daemon::start_with(Arc::clone(&home), Ports::free(), &[]).await;
     daemon.agent("bob").await.wait_dm("may I").await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_store_that_is_taken_away_while_the_daemon_runs_is_noticed() {
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    let daemon = Daemon::start_with(Arc::clone(&home), Ports::free(), &[]).await;
+    daemon.log.wait(0, "a new store", |l| l["event"] == "store_created").await;
+    let alice = daemon.agent("alice").await;
+    let health = async || -> Vec<String> {
+        daemon.status().await.health.into_iter().map(|health| health.code).collect()
+    };
+    assert!(!health().await.contains(&"store_gone".to_owned()));
+    let store = home.path().join("state/store");
+    let away = home.path().join("state/away");
+    std::fs::rename(&store, &away).unwrap();
+    assert!(health().await.contains(&"store_gone".to_owned()));
+    daemon
+        .log
+        .wait(0, "the condition", |l| l["event"] == "health_raised" && l["code"] == "store_gone")
+        .await;
+    // What is not on disk is not said to be.
+    let create = RoomCreateParams { name: "den".into(), r#type: None, description: None };
+    let error = alice.client.call(create).await.unwrap_err();
+    assert_eq!(error.code, "store_failed", "{error:?}");
+    // Back again, it is written.
+    std::fs::rename(&away, &store).unwrap();
+    let gone = |l: &serde_json::Value| l["event"] == "health_cleared" && l["code"] == "store_gone";
+    assert!(!health().await.contains(&"store_gone".to_owned()));
+    daemon.log.wait(0, "the end of the condition", gone).await;
+    daemon.stop().await;
+    // A mark alone is the mark of something.
+    std::fs::rename(store.join("store.redb"), home.path().join("kept")).unwrap();
+    let (code, said) = refused(home.path(), &[]).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("is missing") && said.contains("store.mark"), "{said}");
+    std::fs::rename(home.path().join("kept"), store.join("store.redb")).unwrap();
+    std::fs::write(store.join("store.mark"), "").unwrap();
+    let daemon = Daemon::start_with(Arc::clone(&home), Ports::free(), &[]).await;
+    let unmarked =
+        |l: &serde_json::Value| l["event"] == "health_raised" && l["code"] == "store_unmarked";
+    daemon.log.wait(0, "the doubt", unmarked).await;
     daemon.stop().await;
 }
 

@@ -96,11 +96,13 @@ async fn odd_names_and_long_texts_are_refused_by_name() {
 #[tokio::test]
 async fn names_that_play_with_direction_are_shown_escaped() {
     let daemon = Daemon::start(Ports::free()).await;
-    let agent = Agent::attach(&daemon.socket(), "mcp", None, daemon.home.path()).await;
+    // A directory may be called anything; an agent of ours may not call itself so.
     let name = "evil\u{202e}txt.exe";
+    let agent = Agent::attach(&daemon.socket(), "mcp", None, &Path::new("/srv").join(name)).await;
     let update =
         UpdateParams { status: None, visibility: None, name: Some(name.into()), tags: None };
-    agent.client.call(update).await.unwrap();
+    let error = agent.client.call(update).await.unwrap_err();
+    assert_eq!(error.code, "invalid_name");
     let output = Command::new(env!("CARGO_BIN_EXE_commsd"))
         .args(["agents", "--home"])
         .arg(daemon.home.path())

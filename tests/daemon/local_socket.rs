@@ -178,6 +178,24 @@ async fn a_line_over_a_mebibyte_ends_the_connection_and_one_of_exactly_that_does
 }
 
 #[tokio::test]
+async fn a_client_that_goes_on_sending_hears_why_it_was_closed() {
+    let mut bench = Bench::start(SocketLimits::default());
+    for extra in [200_000, MAX_LINE_BYTES, 3 * MAX_LINE_BYTES + 1] {
+        for _ in 0..10 {
+            let (mut client, conn) = bench.greeted().await;
+            client.send_bytes(&vec![b'a'; MAX_LINE_BYTES + extra]).await;
+            client.error("line_too_long").await;
+            client.closed("line_too_long").await;
+            assert_eq!(bench.disconnected().await, (conn, CloseReason::LINE_TOO_LONG));
+        }
+    }
+    // Before hello as well.
+    let mut client = Raw::connect(&bench.path).await;
+    client.send_bytes(&vec![b'a'; 2 * MAX_LINE_BYTES]).await;
+    client.error("line_too_long").await;
+}
+
+#[tokio::test]
 async fn a_line_without_end_is_cut_off_in_time_and_a_quiet_client_is_not() {
     let limits = SocketLimits { line_timeout: SHORT, ..SocketLimits::default() };
     let mut bench = Bench::start(limits);

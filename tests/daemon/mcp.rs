@@ -370,6 +370,107 @@ async fn the_end_of_stdin_is_the_end() {
 }
 
 #[tokio::test]
+async fn a_session_that_waits_ends_with_stdin_and_leaves_its_agent_to_the_next() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let cwd = daemon.home.path().join("w");
+    let mut first = Harness::start(daemon.home.path(), &cwd, "mcp").await;
+    let id = first.id().await;
+    first
+        .request(
+            "tools/call",
+            json!({"name": "wait_for_messages", "arguments": {"timeoutSeconds": 50}}),
+        )
+        .await;
+    // It is read before the end of stdin is, being ahead of it.
+    let began = std::time::Instant::now();
+    drop(first.stdin.take());
+    assert_eq!(soon(first.child.wait()).await.unwrap().code(), Some(0));
+    assert!(began.elapsed() < std::time::Duration::from_secs(2), "{:?}", began.elapsed());
+    let mut second = Harness::start(daemon.home.path(), &cwd, "mcp").await;
+    assert_eq!(second.id().await, id);
+}
+
+#[tokio::test]
+async fn what_a_cancelled_answer_brought_comes_again_though_another_call_came_between() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    let wait = json!({"name": "wait_for_messages", "arguments": {"timeoutSeconds": 20}});
+    let whoami = json!({"name": "agent_comms", "arguments": {"action": "whoami"}});
+    for n in 0..3 {
+        let waits = ann.request("tools/call", wait.clone()).await;
+        let sent = format!("precious {n}");
+        bob.action(json!({"action": "dm", "agent": "ann", "content": sent})).await;
+        let answer = ann.answer(waits).await;
+        assert!(answer.to_string().contains(&sent), "{answer}");
+        // To the client that answer is on its way while it calls and then gives up.
+        let beside = ann.ask("tools/call", whoami.clone()).await;
+        assert!(!beside.to_string().contains(&sent), "{beside}");
+        ann.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
+            "params": {"requestId": waits, "reason": "user"}}))
+            .await;
+        let again = ann.ask("tools/call", whoami.clone()).await;
+        assert!(again.to_string().contains(&sent), "{again}");
+        let after = ann.ask("tools/call", whoami.clone()).await;
+        assert!(!after.to_string().contains(&sent), "{after}");
+    }
+}
+
+#[tokio::test]
+async fn calls_made_together_show_nothing_of_each_others_answers_to_have_arrived() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    bob.action(json!({"action": "dm", "agent": "ann", "content": "unread"})).await;
+    let call = |id: u64| {
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
+            "params": {"name": "agent_comms", "arguments": {"action": "whoami"}}})
+    };
+    let calls: String = (900..903).map(|id| format!("{}\n", call(id))).collect();
+    ann.write(calls.as_bytes()).await;
+    let answers = [ann.message().await, ann.message().await, ann.message().await];
+    let told = answers.iter().filter(|answer| answer.to_string().contains("│ unread")).count();
+    assert_eq!(told, 1, "{answers:?}");
+    ann.child.kill().await.unwrap();
+    let cwd = daemon.home.path().join("work");
+    let mut ann = Harness::start(daemon.home.path(), &cwd, "codex").await;
+    ann.wait_for("│ unread").await;
+}
+
+#[tokio::test]
+async fn lines_that_are_no_message_are_answered() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let mut session =
+        Harness::start(daemon.home.path(), &daemon.home.path().join("w"), "mcp").await;
+    for (line, id, code) in [
+        ("garbage", json!(null), -32700),
+        ("[]", json!(null), -32600),
+        (r#"{"jsonrpc":"2.0","id":"p","method":"tools/call","params":5}"#, json!("p"), -32600),
+        (r#"{"jsonrpc":"2.0","id":"p","method":"tools/call"}"#, json!("p"), -32602),
+        (r#"{"jsonrpc":"2.0","id":"p","method":"frobnicate"}"#, json!("p"), -32601),
+    ] {
+        session.write(format!("{line}\n").as_bytes()).await;
+        let answer = session.message().await;
+        let object = answer.as_object().unwrap();
+        assert_eq!(
+            (object.get("id"), &answer["error"]["code"]),
+            (Some(&id), &json!(code)),
+            "{line}"
+        );
+    }
+    // Over the bound: passed over, and said so.
+    let piece = vec![b'x'; 1 << 20];
+    for _ in 0..17 {
+        session.write(&piece).await;
+    }
+    session.write(b"\n").await;
+    let answer = session.message().await;
+    assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(null), &json!(-32600)));
+    // The end of stdin takes no answer away that is under way.
+    let id = session.request("ping", json!({})).await;
+    drop(session.stdin.take());
+    assert_eq!(session.answer(id).await["result"], json!({}));
+}
+
+#[tokio::test]
 async fn what_does_not_fit_is_answered_and_the_session_goes_on() {
     let daemon = Daemon::start(Ports::free()).await;
     let mut session =
@@ -415,6 +516,21 @@ async fn resources_show_what_waits_and_acknowledge_nothing() {
     }
     let room = ann.ask("resources/read", json!({"uri": "commsd://rooms/work"})).await;
     assert!(room.to_string().contains("look at me"), "{room}");
+    let hidden = ['\u{202e}', '\u{200b}', '\u{2028}', '\u{85}', '\u{9b}'];
+    let content: String = hidden.iter().collect();
+    bob.action(json!({"action": "send", "room": "work", "content": content})).await;
+    let described = json!({"action": "create_room", "room": "odd", "description": content});
+    bob.action(described).await;
+    for uri in ["commsd://rooms/work", "commsd://rooms", "commsd://inbox"] {
+        let answer = ann.ask("resources/read", json!({"uri": uri})).await;
+        let text = answer["result"]["contents"][0]["text"].as_str().unwrap();
+        assert!(!text.contains(hidden), "{uri}: {text:?}");
+        if uri.contains("rooms") {
+            // The same text to whoever reads it as JSON.
+            let value: Value = serde_json::from_str(text).unwrap();
+            assert!(value.to_string().contains(&content), "{uri}: {text}");
+        }
+    }
     ann.wait_for("│ look at me").await;
 }
 

@@ -4,9 +4,10 @@ use std::io::Write as _;
 use std::net::TcpListener;
 use std::sync::Arc;
 
+use commsd::api::client::Client;
 use commsd::api::types::{
-    AgentsParams, DeliveryStatus, PendingKind, RoomCreateParams, RoomHistoryParams, RoomJoinParams,
-    RoomsParams, SendParams,
+    AgentsParams, AttachParams, DeliveryStatus, PendingKind, RoomCreateParams, RoomHistoryParams,
+    RoomJoinParams, RoomsParams, SendParams,
 };
 
 use crate::daemon::{Agent, Daemon, Ports, command};
@@ -404,4 +405,40 @@ async fn a_connection_that_detaches_is_nobody_and_may_become_somebody_else() {
     let mut names: Vec<&str> = agents.iter().map(|agent| agent.name.as_str()).collect();
     names.sort_unstable();
     assert_eq!(names, ["alice", "bob"]);
+}
+
+#[tokio::test]
+async fn a_directory_is_absolute_and_real_and_what_it_is_called_is_its_own_business() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let attach = async |cwd: &str, name: Option<&str>| {
+        let (client, _) = Client::connect(&daemon.socket(), "test").await.unwrap();
+        let params = AttachParams {
+            harness: "hx".to_owned().try_into().unwrap(),
+            cwd: cwd.into(),
+            pid: std::process::id(),
+            key: None,
+            name: name.map(str::to_owned),
+            ephemeral: None,
+            project_room: None,
+        };
+        client.call(params).await
+    };
+    let long = format!("/{}", "x/".repeat(3000));
+    for cwd in ["", "rel", "./rel", "/a/../b", "/a/./b", "/a//b", "/a/", "//", "/a\0b", &long] {
+        let error = attach(cwd, None).await.unwrap_err();
+        assert_eq!(error.code, "invalid_params", "{cwd:?}: {error:?}");
+    }
+    for name in ["\u{202e}", "a\u{200b}b", "\u{200d}"] {
+        let error = attach("/srv/named", Some(name)).await.unwrap_err();
+        assert_eq!(error.code, "invalid_params", "{name:?}: {error:?}");
+    }
+    let odd = attach("/srv/\u{202e}\x1b[31m \u{9b}x", None).await.unwrap();
+    assert_eq!(odd.slot, "hx--_srv_<202e><1b>[31m <9b>x");
+    let files = std::fs::read_dir(daemon.home.path().join("agent-comms")).unwrap();
+    for file in files {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        let hidden = |c: char| c.is_control() || c == '\u{202e}';
+        assert!(!name.contains(hidden), "{name:?}");
+    }
+    assert_eq!(attach("/", None).await.unwrap().slot, "hx--_");
 }

@@ -1,6 +1,6 @@
 //! Incoming events as a model sees them: one frame for each message, which its content cannot leave
-//! or forge, one line for each piece of news; within a budget of bytes, and with what has been shown
-//! kept apart from what is known to have arrived (`surfaces.md` 10, D17, D20; `field-reports.md`).
+//! or forge, one line for each piece of news; within a budget of bytes (`surfaces.md` 10, D17, D20;
+//! `field-reports.md`). Whether what was shown has arrived is for who shows it to know.
 
 use serde_json::{Map, Value};
 
@@ -280,31 +280,9 @@ pub struct Feed {
     shown: u64,
     /// Of the next event's content, so many bytes as well.
     offset: usize,
-    /// Everything up to here is known to have arrived.
-    arrived: u64,
 }
 
 impl Feed {
-    /// The model has called again: what it was shown has arrived. Returns up to where to acknowledge
-    /// when that is news.
-    pub fn arrived(&mut self) -> Option<u64> {
-        (self.shown > self.arrived).then(|| {
-            self.arrived = self.shown;
-            self.shown
-        })
-    }
-
-    /// The acknowledgement of [`Self::arrived`] did not get through: it is due again.
-    pub fn not_acknowledged(&mut self, before: u64) {
-        self.arrived = self.arrived.min(before);
-    }
-
-    /// Everything up to here has been acknowledged, by this model or another client of its agent.
-    #[must_use]
-    pub fn acknowledged(&self) -> u64 {
-        self.arrived
-    }
-
     /// Everything up to here has been shown.
     #[must_use]
     pub fn shown(&self) -> u64 {
@@ -313,7 +291,7 @@ impl Feed {
 
     /// A new connection, or an agent whose numbers begin again: shows what is not acknowledged.
     pub fn restart(&mut self, acknowledged: u64) {
-        *self = Self { shown: acknowledged, offset: 0, arrived: acknowledged };
+        *self = Self { shown: acknowledged, offset: 0 };
     }
 
     /// The next batch out of unacknowledged `events` (oldest first); `None` when nothing is new.
@@ -429,11 +407,10 @@ mod tests {
         let mut feed = Feed::default();
         let first = feed.batch(&events, false, 1000).unwrap();
         assert!(first.more && first.text.contains('a') && !first.text.contains("bbb"));
-        assert_eq!(feed.arrived(), Some(1));
-        assert_eq!(feed.arrived(), None);
+        assert_eq!(feed.shown(), 1);
         let second = feed.batch(&events[1..], false, 1000).unwrap();
         assert!(!second.more && second.text.contains("bbb") && second.text.contains("│ c"));
-        assert_eq!(feed.arrived(), Some(3));
+        assert_eq!(feed.shown(), 3);
         assert_eq!(feed.batch(&events, false, 1000), None);
     }
 
@@ -450,10 +427,10 @@ mod tests {
             if !batch.more {
                 break;
             }
-            assert_eq!(feed.arrived(), None, "not whole yet");
+            assert_eq!(feed.shown(), 0, "not whole yet");
         }
         assert_eq!(seen, content);
-        assert_eq!(feed.arrived(), Some(7));
+        assert_eq!(feed.shown(), 7);
     }
 
     #[test]

@@ -1,7 +1,11 @@
 //! JSON-RPC 2.0 as the local API uses it: one message a line, requests with an id only (every client
 //! gets an answer), no batches. Bytes to values and back; nothing is read or written here.
 
-use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::{ApiError, MAX_LINE_BYTES, MAX_REQUEST_ID_BYTES, Request, RequestId};
@@ -43,6 +47,12 @@ pub fn read_request(line: &[u8]) -> Result<RawRequest, (Option<RequestId>, ApiEr
         let what = format!("the line is not JSON: {error}");
         (None, ApiError::new(ApiError::PARSE_ERROR, what, "send one JSON object a line"))
     })?;
+    if value.is_object() && serde_json::from_slice::<Once>(line).is_err() {
+        // Under no id: there may be two.
+        let todo = "send every member once";
+        let error = ApiError::new(ApiError::INVALID_REQUEST, "a member is there twice", todo);
+        return Err((None, error));
+    }
     let invalid = |what: &str| {
         let todo = "send {\"jsonrpc\":\"2.0\",\"id\":1,\"method\":…,\"params\":{…}} on one line";
         ApiError::new(ApiError::INVALID_REQUEST, what, todo)
@@ -73,6 +83,36 @@ pub fn read_request(line: &[u8]) -> Result<RawRequest, (Option<RequestId>, ApiEr
         return Err((Some(id), invalid(&format!("a request has no member {other:?}"))));
     }
     Ok(RawRequest { id, method, params })
+}
+
+/// The members of an object, each of them once: [`Value`] takes the last of several.
+struct Once;
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+
+        impl<'de> Visitor<'de> for Members {
+            type Value = Once;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with each member once")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Once, A::Error> {
+                let mut seen = HashSet::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    map.next_value::<IgnoredAny>()?;
+                    if !seen.insert(name) {
+                        return Err(A::Error::custom("a member is there twice"));
+                    }
+                }
+                Ok(Once)
+            }
+        }
+
+        deserializer.deserialize_map(Members)
+    }
 }
 
 /// A line that the daemon sent, as a client reads it.
@@ -313,6 +353,19 @@ mod tests {
         let long = "x".repeat(MAX_REQUEST_ID_BYTES + 1);
         let (id, _) = refused(&format!(r#"{{"jsonrpc":"2.0","id":"{long}","method":"whoami"}}"#));
         assert_eq!(id, None);
+    }
+
+    #[test]
+    fn a_member_that_is_there_twice_is_refused_under_no_id() {
+        for line in [
+            r#"{"jsonrpc":"2.0","id":1,"id":2,"method":"whoami"}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"whoami","method":"detach"}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"whoami","\u006dethod":"detach"}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"whoami","params":{},"params":{}}"#,
+        ] {
+            let (id, error) = refused(line);
+            assert_eq!((id, error.rpc_number()), (None, -32600), "{line}");
+        }
     }
 
     #[test]

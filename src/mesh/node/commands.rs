@@ -359,10 +359,10 @@ impl Node {
         now: Now,
     ) -> Result<CommandResult, CommandError> {
         let name = match name {
-            Some(name) => Some(names::usable(&name).map(str::to_owned).ok_or_else(|| {
+            Some(name) => Some(names::own(&name).map(str::to_owned).ok_or_else(|| {
                 CommandError::new(
                     "invalid_name",
-                    "an agent name has 1 to 64 characters and no control characters",
+                    "an agent name has 1 to 64 characters, something to see and no hidden characters",
                 )
             })?),
             None => None,
@@ -371,11 +371,11 @@ impl Node {
             return Err(CommandError::new("invalid_status", "an agent goes offline by detaching"));
         }
         if let Some(tags) = &tags
-            && (tags.len() > MAX_TAGS || tags.iter().any(|tag| !names::is_clean(tag)))
+            && (tags.len() > MAX_TAGS || tags.iter().any(|tag| names::own(tag) != Some(tag)))
         {
             return Err(CommandError::new(
                 "invalid_tags",
-                format!("at most {MAX_TAGS} tags of 1 to 64 characters without control characters"),
+                format!("at most {MAX_TAGS} tags of 1 to 64 characters without hidden characters"),
             ));
         }
         let Some(before) = self.record(&agent).cloned() else {

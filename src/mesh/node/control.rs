@@ -94,16 +94,7 @@ impl Node {
             agent.as_ref().map(|agent| agent.tokens.keys().collect()).unwrap_or_default();
         let own: BTreeSet<&RoomPath> =
             held.into_iter().filter(|path| path.owner() == Some(id)).collect();
-        let mut restored = self.replica.restore_rooms(&own);
-        let own: BTreeSet<RoomPath> = own.into_iter().cloned().collect();
-        let stored = self.take_unannounced(&own);
-        // Whom it gave a token just before a crash may not be in what was stored.
-        if let Some(agent) = &agent {
-            for (path, member) in agent.grants.keys().filter(|(path, _)| stored.contains(path)) {
-                self.replica.note_granted(path, *member);
-            }
-        }
-        restored.extend(stored);
+        let restored = self.replica.restore_rooms(&own);
         self.devices.insert(id, Device::new(add.key, add.data_port, agent, now));
         for path in restored {
             self.broadcast_room(id, &path, now);

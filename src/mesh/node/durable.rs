@@ -58,8 +58,6 @@ pub(super) struct Durable {
     rooms: BTreeSet<RoomPath>,
     /// Rooms of others as they were before the restart: their owners have yet to hear of it.
     unconfirmed: BTreeSet<RoomPath>,
-    /// Rooms of ours as they were before the restart: nobody has heard of them since.
-    unannounced: BTreeSet<RoomPath>,
     outstanding: BTreeSet<Ticket>,
     held: BTreeMap<Ticket, Vec<Held>>,
     /// Answers that wait until what failed has been written anew.
@@ -522,13 +520,6 @@ impl Node {
         }
     }
 
-    /// Rooms of ours that nobody has heard of since the restart, among these.
-    pub(super) fn take_unannounced(&mut self, rooms: &BTreeSet<RoomPath>) -> Vec<RoomPath> {
-        let found: Vec<RoomPath> = self.durable.unannounced.intersection(rooms).cloned().collect();
-        self.durable.unannounced.retain(|path| !rooms.contains(path));
-        found
-    }
-
     /// Tells owners what we remember of their rooms: what has changed, or ended, meanwhile they
     /// tell us in return. (A reference owner would take a room back that it has destroyed.)
     fn confirm_rooms(&mut self, now: Now) {
@@ -621,12 +612,9 @@ impl Node {
                     let path = parse(&path)?;
                     self.durable.rooms.insert(path.clone());
                     let ours = agents.contains_key(&record.owner);
-                    let list = if ours {
-                        &mut self.durable.unannounced
-                    } else {
-                        &mut self.durable.unconfirmed
-                    };
-                    list.insert(path.clone());
+                    if !ours {
+                        self.durable.unconfirmed.insert(path.clone());
+                    }
                     self.replica.restore_room(path, record, put_out, ours);
                     rooms += 1;
                 }
