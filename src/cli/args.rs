@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use super::run::RunOptions;
+use super::setup::SetupArgs;
 use crate::api::types::{
     GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
     Visibility, WaitSecs,
@@ -57,6 +58,9 @@ pub enum Command {
         #[arg(long)]
         no_start: bool,
     },
+
+    /// Register `commsd mcp` with the harnesses of this user
+    Setup(SetupArgs),
 
     /// Print a completion script
     Completions {

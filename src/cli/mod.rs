@@ -8,6 +8,7 @@ mod client;
 mod doctor;
 mod output;
 pub mod run;
+mod setup;
 pub mod vault;
 
 use std::ffi::OsString;
@@ -21,6 +22,7 @@ use clap::{CommandFactory as _, Parser as _};
 
 pub use args::{ClientCommand, Command, Invocation};
 pub use output::{print, report};
+pub use setup::SetupArgs;
 
 use crate::api::endpoint::directory_fault;
 use crate::api::types::ApiError;
@@ -133,6 +135,12 @@ pub fn completions(shell: clap_complete::Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Invocation::command(), "commsd", &mut script);
     String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Registers commsd with harnesses, or takes that back. The server is started with `flags` too.
+#[must_use]
+pub fn set_up(args: &SetupArgs, flags: &[OsString], json: bool) -> ExitCode {
+    setup::run(args, flags, json)
 }
 
 /// Carries out a command against the daemon at `endpoint`.
