@@ -28,7 +28,7 @@ fn main() -> ExitCode {
             return cli::vault::run(args, endpoint, json);
         }
         Command::Setup(args) => return cli::set_up(args, &global_flags(&invocation), json),
-        Command::Run(_) | Command::Mcp { .. } | Command::Client(_) => {}
+        Command::Run(_) | Command::Mcp { .. } | Command::Service(_) | Command::Client(_) => {}
     }
     let config = match resolve(&invocation) {
         Ok(config) => config,
@@ -71,6 +71,11 @@ fn main() -> ExitCode {
                 Ok(code) => code,
                 Err(error) => cli::report(&error, json, exit::FAILED),
             }
+        }
+        Command::Service(command) => {
+            let Config { socket, other_socket, agent_comms_dir, .. } = config;
+            let endpoint = Endpoint::find(socket, other_socket, agent_comms_dir);
+            cli::service(command, &endpoint, &flags, json)
         }
         Command::Client(command) => {
             let Config { socket, other_socket, agent_comms_dir, .. } = config;

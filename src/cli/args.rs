@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use super::run::RunOptions;
+use super::service::ServiceCommand;
 use super::setup::SetupArgs;
 use crate::api::types::{
     GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
@@ -61,6 +62,10 @@ pub enum Command {
 
     /// Register `commsd mcp` with the harnesses of this user
     Setup(SetupArgs),
+
+    /// Have the daemon started with your session (systemd or launchd)
+    #[command(subcommand)]
+    Service(ServiceCommand),
 
     /// Print a completion script
     Completions {

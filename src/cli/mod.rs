@@ -8,6 +8,7 @@ mod client;
 mod doctor;
 mod output;
 pub mod run;
+mod service;
 mod setup;
 pub mod vault;
 
@@ -22,6 +23,7 @@ use clap::{CommandFactory as _, Parser as _};
 
 pub use args::{ClientCommand, Command, Invocation};
 pub use output::{print, report};
+pub use service::ServiceCommand;
 pub use setup::SetupArgs;
 
 use crate::api::endpoint::directory_fault;
@@ -141,6 +143,17 @@ pub fn completions(shell: clap_complete::Shell) -> String {
 #[must_use]
 pub fn set_up(args: &SetupArgs, flags: &[OsString], json: bool) -> ExitCode {
     setup::run(args, flags, json)
+}
+
+/// Installs the daemon as a service, or takes that back. It is started with `flags` too.
+#[must_use]
+pub fn service(
+    command: ServiceCommand,
+    endpoint: &Endpoint,
+    flags: &[OsString],
+    json: bool,
+) -> ExitCode {
+    drive(json, async { service::run(command, endpoint, flags, json).await.map(Into::into) })
 }
 
 /// Carries out a command against the daemon at `endpoint`.
