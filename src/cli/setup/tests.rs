@@ -235,7 +235,7 @@ fn jsonc() -> impl Strategy<Value = String> {
     ]);
     let leaf =
         (gap.clone(), scalar, gap.clone()).prop_map(|(a, value, b)| format!("{a}{value}{b}"));
-    let value = leaf.prop_recursive(4, 24, 4, move |inner| {
+    leaf.prop_recursive(4, 24, 4, move |inner| {
         let key = prop::sample::select(vec!["a", "b", "mcpServers", "mcp", "x", "é"]);
         let members = prop::collection::btree_map(key, inner, 0..4);
         (members, gap.clone(), gap.clone(), any::<bool>()).prop_map(|(members, a, b, trailing)| {
@@ -246,8 +246,7 @@ fn jsonc() -> impl Strategy<Value = String> {
             }
             format!("{{{}{a}}}", all.join(","))
         })
-    });
-    value
+    })
 }
 
 /// What the text says to a reader of JSON with comments.
