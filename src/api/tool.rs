@@ -10,11 +10,11 @@ use serde_json::{Map, Value, json};
 
 use super::types::{
     AcceptParams, AgentsParams, ApiError, DmAdmitParams, DmParams, DmRevokeParams,
-    DmUseGrantParams, GrantTerms, MachineNameParams, OwnStatus, PageSize, PendingParams,
-    PetnameClearParams, PetnameSetParams, PetnamesParams, RejectParams, Request, RoomCreateParams,
-    RoomDestroyParams, RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams,
-    RoomLeaveParams, RoomType, RoomsParams, SendParams, Text, Time, Timing, UpdateParams,
-    VaultMode, Visibility, WhoamiParams,
+    DmUseGrantParams, GrantTerms, MachineNameParams, MeshGraphParams, MeshTraceParams,
+    MeshVersionParams, OwnStatus, PageSize, PendingParams, PetnameClearParams, PetnameSetParams,
+    PetnamesParams, RejectParams, Request, RoomCreateParams, RoomDestroyParams, RoomHistoryParams,
+    RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomType, RoomsParams,
+    SendParams, Text, Time, Timing, UpdateParams, VaultMode, Visibility, WhoamiParams,
 };
 use crate::codec::time::UnixMillis;
 
@@ -300,6 +300,22 @@ actions! {
         /// when the reader should react
         streaming_behavior: Timing,
     }
+    /// Ask a device which version it runs.
+    QueryVersion = "query_version" {
+        /// id, its first 8 or more digits, or name
+        device: String,
+        ;
+    }
+    /// Measure the way to a device.
+    MeshTrace = "mesh_trace" {
+        /// id, its first 8 or more digits, or name
+        target: String,
+        ;
+        /// how long it may take, in milliseconds, up to 60000
+        timeout_ms: u64,
+    }
+    /// Show which devices are connected with which.
+    MeshGraph = "mesh_graph" { ; }
     /// Let somebody write to you (and your user's other agents) without being asked; hand on the grant.
     DmAdmit = "dm_admit" {
         /// id, its first 8 or more digits, or name of an agent; of a user the full id
@@ -565,6 +581,11 @@ impl Action {
                 wait: None,
             }
             .into(),
+            Self::QueryVersion(a) => MeshVersionParams { device: a.device.clone() }.into(),
+            Self::MeshTrace(a) => {
+                MeshTraceParams { target: a.target.clone(), timeout_ms: a.timeout_ms }.into()
+            }
+            Self::MeshGraph(_) => MeshGraphParams {}.into(),
             Self::DmAdmit(a) => {
                 DmAdmitParams { agent: a.target.clone(), principal: a.principal }.into()
             }

@@ -444,6 +444,12 @@ methods! {
     Send(SendParams) = "send" => SendResult;
     /// A direct message.
     Dm(DmParams) = "dm.send" | "dm" => SendResult;
+    /// Asks a device for its version.
+    MeshVersion(MeshVersionParams) = "mesh.version" => MeshVersion;
+    /// The way to a device, and how long it takes.
+    MeshTrace(MeshTraceParams) = "mesh.trace" => MeshTrace;
+    /// Who is connected with whom.
+    MeshGraph(MeshGraphParams) = "mesh.graph" => MeshGraph;
     /// Lets somebody write to this user's agents without a question.
     DmAdmit(DmAdmitParams) = "dm.admit" => DmAdmitted;
     /// Opens a conversation with a grant that was given to this agent or its user.
@@ -718,6 +724,25 @@ params! {
         /// How long to wait for a stranger's consent; not at all without it.
         wait: WaitSecs,
     }
+
+    /// `mesh.version`.
+    MeshVersionParams {
+        /// Id, unambiguous prefix of it, or unambiguous name.
+        device: String,
+        ;
+    }
+
+    /// `mesh.trace`.
+    MeshTraceParams {
+        /// Id, unambiguous prefix of it, or unambiguous name.
+        target: String,
+        ;
+        /// How long it may take, in milliseconds; at most a minute.
+        timeout_ms: u64,
+    }
+
+    /// `mesh.graph`.
+    MeshGraphParams { ; }
 
     /// `dm.admit`.
     DmAdmitParams {
@@ -1464,6 +1489,50 @@ results! {
     Petnames {
         /// Ordered by device.
         petnames: Vec<Petname>,
+    }
+
+    /// `mesh.version`.
+    MeshVersion {
+        /// Full id.
+        device: String,
+        /// As the device says.
+        version: String,
+    }
+
+    /// `mesh.trace`.
+    MeshTrace {
+        /// Full id.
+        target: String,
+        /// There and back.
+        rtt_ms: u64,
+        /// Whether a hub passes messages on, as the device says.
+        relayed: Option<bool>,
+        /// That hub.
+        hub: Option<String>,
+    }
+
+    /// `mesh.graph`.
+    MeshGraph {
+        /// Everybody named in adverts.
+        nodes: Vec<GraphNode>,
+        /// Direct connections, each once.
+        edges: Vec<GraphEdge>,
+    }
+
+    /// One device of the graph.
+    GraphNode {
+        /// Full id.
+        id: String,
+        /// What it calls itself, where that is known.
+        name: Option<String>,
+    }
+
+    /// One connection of the graph.
+    GraphEdge {
+        /// Full id.
+        from: String,
+        /// Full id.
+        to: String,
     }
 
     /// `dm.admit`.

@@ -84,6 +84,8 @@ pub(super) enum Reply {
     Answered(Box<types::PendingRequest>, bool),
     /// A grant for a device or a user.
     Granted { bearer: DeviceId, principal: bool },
+    /// What was found out about a device.
+    Insight(DeviceId),
     /// A conversation opened with a grant.
     Opened(DeviceId),
     /// A grant withdrawn.

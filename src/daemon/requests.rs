@@ -1,6 +1,8 @@
 //! Requests of local clients: names become ids, requests become node commands or views, and
 //! views become the API's values. The sender of everything is the connection's agent.
 
+use std::collections::HashMap;
+
 use data_encoding::BASE64;
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -20,7 +22,8 @@ use crate::identity::names;
 use crate::identity::petnames::{self, Petnames, PetnamesError};
 use crate::mesh::events::DeliveryState;
 use crate::mesh::node::{
-    Command, CommandError, CommandResult, DecisionTarget, Delivery, Input, OpId, RoomView,
+    Command, CommandError, CommandResult, DecisionTarget, Delivery, Input, MAX_TRACE_MS, OpId,
+    RoomView,
 };
 use crate::mesh::records::{self, AgentRecord};
 use crate::mesh::wire::capability;
@@ -330,6 +333,25 @@ impl Owner {
                 },
                 Reply::Send,
             ),
+            Request::MeshVersion(p) => {
+                let device = self.find_agent(&p.device, &agent)?;
+                (Command::QueryVersion(device), Reply::Insight(device))
+            }
+            Request::MeshTrace(p) => {
+                if p.timeout_ms.is_some_and(|ms| ms == 0 || ms > MAX_TRACE_MS) {
+                    return Err(ApiError::invalid_params(
+                        "mesh.trace",
+                        format!("`timeoutMs`: 1 to {MAX_TRACE_MS}"),
+                    ));
+                }
+                let to = self.find_agent(&p.target, &agent)?;
+                (Command::Trace { to, timeout_ms: p.timeout_ms }, Reply::Insight(to))
+            }
+            Request::MeshGraph(_) => {
+                let graph = self.graph(&agent);
+                self.answer(conn, id, Ok(graph));
+                return Ok(());
+            }
             Request::DmAdmit(p) => {
                 let principal = p.principal == Some(true);
                 let bearer = self.grant_bearer(&p.agent, principal, &agent)?;
@@ -535,6 +557,14 @@ impl Owner {
                 self.answer(conn, &id, Ok(types::Acked { seq }));
             }
             (Reply::Vault(reply), result) => self.vault_answered(conn, &id, reply, result),
+            (Reply::Insight(device), CommandResult::Version(version)) => {
+                let found = types::MeshVersion { device: device.hex(), version };
+                self.answer(conn, &id, Ok(found));
+            }
+            (Reply::Insight(device), CommandResult::Traced { rtt_ms, relayed, hub }) => {
+                let traced = types::MeshTrace { target: device.hex(), rtt_ms, relayed, hub };
+                self.answer(conn, &id, Ok(traced));
+            }
             (Reply::Granted { bearer, principal }, CommandResult::Grant(grant)) => {
                 let admitted = types::DmAdmitted {
                     bearer: bearer.hex(),
@@ -556,6 +586,7 @@ impl Owner {
                 | Reply::Send
                 | Reply::Attached { .. }
                 | Reply::Granted { .. }
+                | Reply::Insight(_)
                 | Reply::Operator(_),
                 _,
             ) => {
@@ -765,6 +796,27 @@ impl Owner {
     }
 
     /// Changes the name of this machine for all its bridges, and in what our agents say.
+    /// The graph, with the names of those that the agent may see listed.
+    fn graph(&self, viewer: &DeviceId) -> types::MeshGraph {
+        let graph = self.node.graph();
+        let names: HashMap<DeviceId, &str> = self.node.listed(Some(viewer)).collect();
+        types::MeshGraph {
+            nodes: graph
+                .nodes
+                .iter()
+                .map(|id| types::GraphNode {
+                    id: id.hex(),
+                    name: names.get(id).map(|name| (*name).to_owned()),
+                })
+                .collect(),
+            edges: graph
+                .edges
+                .iter()
+                .map(|(from, to)| types::GraphEdge { from: from.hex(), to: to.hex() })
+                .collect(),
+        }
+    }
+
     /// Whom a grant is for. A user is no agent, so it has to be named in full.
     fn grant_bearer(
         &self,

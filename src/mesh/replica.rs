@@ -104,6 +104,8 @@ pub struct HeldRoom {
     pub record: RoomRecord,
     /// Said by somebody else than its owner.
     pub hearsay: bool,
+    /// Out of our own store: the owner's word adds to it, as it did before the restart.
+    stored: bool,
     /// Members whose last leave was stated by the owner: only the owner re-joins them.
     pub owner_leaves: BTreeSet<DeviceId>,
     /// Join and leave stamps as the owner last stated them, which a member's own may exceed.
@@ -155,7 +157,8 @@ impl HeldRoom {
     /// A record in the owner's words, as the only thing known of the room.
     fn from_owner(record: RoomRecord) -> Self {
         let owner_said = stamps_of_members(&record);
-        Self { record, hearsay: false, owner_leaves: BTreeSet::new(), owner_said }
+        let owner_leaves = BTreeSet::new();
+        Self { record, hearsay: false, stored: false, owner_leaves, owner_said }
     }
 
     /// Its owner, ours, goes on from what others remember of it.
@@ -566,8 +569,20 @@ impl Replica {
         } else {
             held.owner_said.clear();
             held.hearsay = true;
+            held.stored = true;
         }
         self.rooms.insert(path, held);
+    }
+
+    /// A member of a room of ours holds a token for it: where the room does not know it, it is let
+    /// in when it says that it is in.
+    pub fn note_granted(&mut self, path: &RoomPath, member: DeviceId) {
+        if let Some(room) = self.room_mut(path)
+            && !room.is_member(&member)
+            && !room.is_invited(&member)
+        {
+            room.record_invite(member);
+        }
     }
 
     /// Takes back a stored message of a room; messages come by their numbers.
@@ -881,7 +896,9 @@ impl Replica {
             let before = held.record.clone();
             let was_hearsay = std::mem::replace(&mut held.hearsay, false);
             // Another creation is another room of the same name.
-            if was_hearsay || incoming.created_at != before.created_at {
+            let was_stored = std::mem::replace(&mut held.stored, false);
+            let another = incoming.created_at != before.created_at;
+            if another || (was_hearsay && !was_stored) {
                 *held = HeldRoom::from_owner(incoming);
             } else {
                 held.take_from_owner(incoming);
@@ -961,6 +978,10 @@ impl Replica {
             changed = true;
         }
         held.record.recompute_views();
+        if changed && ours {
+            // The owner says so in turn: then all have it, and who came or went knows.
+            held.record.version = (held.record.version + 1).min(MAX_VERSION);
+        }
         (if changed { Merge::Changed } else { Merge::Unchanged }, Some(path))
     }
 

@@ -544,6 +544,38 @@ async fn a_grant_that_people_hand_on_opens_a_conversation() {
 }
 
 #[tokio::test]
+async fn a_device_tells_its_version_and_the_way_to_it_and_the_graph_shows_who_is_connected() {
+    let ports = Ports::free();
+    let (here, there) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+    let mut ann = Harness::start(here.home.path(), &here.home.path().join("a"), "codex").await;
+    let mut bob = Harness::start(there.home.path(), &there.home.path().join("b"), "mcp").await;
+    ann.action(json!({"action": "register", "name": "ann"})).await;
+    let (ann_id, bob_id) = (ann.id().await, bob.id().await);
+    tokio::join!(here.has_met(&bob_id), there.has_met(&ann_id));
+    // Another daemon's agent, and one's own.
+    for id in [&bob_id, &ann_id] {
+        let text = ann.action(json!({"action": "query_version", "device": id})).await;
+        assert!(text.contains(id) && text.contains("runs \""), "{text}");
+        let text = ann.action(json!({"action": "mesh_trace", "target": id})).await;
+        assert!(text.contains(" ms, direct") && text.contains("It says: direct"), "{text}");
+    }
+    let trace = json!({"action": "mesh_trace", "target": bob_id, "timeoutMs": 0});
+    let (text, error) = ann.tool("agent_comms", trace).await;
+    assert!(error && text.contains("timeoutMs"), "{text}");
+    let nobody = "0".repeat(64);
+    let query = json!({"action": "query_version", "device": nobody});
+    let (text, error) = ann.tool("agent_comms", query).await;
+    assert!(error && text.contains("(not_connected)"), "{text}");
+    let text = ann.action(json!({"action": "mesh_graph"})).await;
+    assert!(text.contains(&ann_id) && text.contains(&bob_id), "{text}");
+    let edge = |line: &str| {
+        line.starts_with("direct") && line.contains(&ann_id[..12]) && line.contains(&bob_id[..12])
+    };
+    assert_eq!(text.lines().filter(|line| edge(line)).count(), 1, "{text}");
+    assert!(text.contains("\"ann\""), "{text}");
+}
+
+#[tokio::test]
 async fn a_long_message_comes_in_parts_and_whole() {
     let daemon = Daemon::start(Ports::free()).await;
     let (mut ann, mut bob) = friends(&daemon).await;

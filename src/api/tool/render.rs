@@ -11,8 +11,8 @@ use super::feed::frame;
 use super::{Action, Since, ToolResult};
 use crate::api::types::{
     AgentInfo, AgentList, AgentStatus, Answered, ApiError, Delivery, DeliveryStatus, DmAdmitted,
-    DmOpened, DmRevoked, History, MachineName, PendingKind, PendingList, Petname, Petnames, Room,
-    RoomList, SendResult, Whoami,
+    DmOpened, DmRevoked, History, MachineName, MeshGraph, MeshTrace, MeshVersion, PendingKind,
+    PendingList, Petname, Petnames, Room, RoomList, SendResult, Whoami,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
@@ -172,6 +172,37 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
                 history.messages.retain(|message| message.at.0 > after);
             }
             done(read_room(&history, a.since.is_some()))
+        }
+        Action::QueryVersion(_) => {
+            let found: MeshVersion = typed(value)?;
+            done(format!("{} runs {}", found.device, quoted(&found.version)))
+        }
+        Action::MeshTrace(_) => {
+            let traced: MeshTrace = typed(value)?;
+            let hub = traced.hub.as_deref().map(|hub| format!(" by {}", escape_untrusted(hub)));
+            let remote = match traced.relayed {
+                Some(true) => format!("\nIt says: relayed{}", hub.unwrap_or_default()),
+                Some(false) => "\nIt says: direct".to_owned(),
+                None => String::new(),
+            };
+            done(format!("{}: {} ms, direct{remote}", traced.target, traced.rtt_ms))
+        }
+        Action::MeshGraph(_) => {
+            let graph: MeshGraph = typed(value)?;
+            let name = |id: &str| {
+                let node = graph.nodes.iter().find(|node| node.id == id);
+                device(node.and_then(|node| node.name.as_deref()), id)
+            };
+            let nodes = graph.nodes.iter().map(|node| match &node.name {
+                Some(name) => format!("{}  {}", node.id, quoted(name)),
+                None => node.id.clone(),
+            });
+            let edges = graph
+                .edges
+                .iter()
+                .map(|edge| format!("direct  {} -> {}", name(&edge.from), name(&edge.to)));
+            let header = format!("{} nodes, {} connections", graph.nodes.len(), graph.edges.len());
+            done(cut(&header, nodes.chain(edges).collect(), &header, "are left out"))
         }
         Action::DmAdmit(_) => {
             let admitted: DmAdmitted = typed(value)?;

@@ -7,6 +7,7 @@ use super::super::records::MAX_TEXT_BYTES;
 use super::super::records::{AgentStatus, Now, RoomType, StreamingBehavior, Visibility};
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::room_path::RoomPath;
+use super::insight::Question;
 use super::rooms::Draft;
 use super::{Decision, Node, OpId, Output};
 use crate::codec::cbor::Value;
@@ -119,6 +120,15 @@ pub enum Command {
         /// What is wanted.
         params: Vec<(String, Value)>,
     },
+    /// Which version a device runs.
+    QueryVersion(DeviceId),
+    /// The way to a device.
+    Trace {
+        /// Which.
+        to: DeviceId,
+        /// How long it may take.
+        timeout_ms: Option<u64>,
+    },
     /// Let somebody write to our user's agents without a question.
     AdmitDm {
         /// A device, or a user whose devices are meant.
@@ -221,6 +231,17 @@ pub enum CommandResult {
         /// Its text.
         message: String,
     },
+    /// What a device runs.
+    Version(String),
+    /// The way to a device.
+    Traced {
+        /// There and back.
+        rtt_ms: u64,
+        /// Whether a hub passed it on, as the device says.
+        relayed: Option<bool>,
+        /// That hub.
+        hub: Option<String>,
+    },
     /// A grant to hand on.
     Grant(CoseSign1),
     /// Nothing to tell.
@@ -304,6 +325,12 @@ impl Node {
             }
             Command::CallService { owner, share, write, params } => {
                 return self.call_service(agent, owner, share, write, params, op, now);
+            }
+            Command::QueryVersion(device) => {
+                return self.ask_device(agent, device, Question::Version, None, op, now);
+            }
+            Command::Trace { to, timeout_ms } => {
+                return self.ask_device(agent, to, Question::Trace, timeout_ms, op, now);
             }
             Command::AdmitDm { bearer, principal, known } => {
                 return self.issue_dm_grant(agent, bearer, principal, known, op, now);

@@ -96,7 +96,14 @@ impl Node {
             held.into_iter().filter(|path| path.owner() == Some(id)).collect();
         let mut restored = self.replica.restore_rooms(&own);
         let own: BTreeSet<RoomPath> = own.into_iter().cloned().collect();
-        restored.extend(self.take_unannounced(&own));
+        let stored = self.take_unannounced(&own);
+        // Whom it gave a token just before a crash may not be in what was stored.
+        if let Some(agent) = &agent {
+            for (path, member) in agent.grants.keys().filter(|(path, _)| stored.contains(path)) {
+                self.replica.note_granted(path, *member);
+            }
+        }
+        restored.extend(stored);
         self.devices.insert(id, Device::new(add.key, add.data_port, agent, now));
         for path in restored {
             self.broadcast_room(id, &path, now);

@@ -12,6 +12,7 @@ mod dms;
 mod durable;
 mod gossip;
 mod grants;
+mod insight;
 mod links;
 mod mailboxes;
 mod port;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 
 pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Delivery};
 pub use durable::{RecoverError, Restorable};
+pub use insight::{MAX_TRACE_MS, MeshGraph, Question};
 pub use links::MAX_SESSIONS;
 pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
 pub use rooms::{MAX_INVITATIONS_OF_OWNER, MAX_ROOM_NAME_BYTES};
@@ -400,6 +402,8 @@ pub(super) enum Purpose {
     Ask { agent: DeviceId, key: TokenKey, op: OpId },
     /// A call of ours to somebody's service.
     Call { op: OpId },
+    /// A question of an agent's about a device.
+    Insight { question: insight::Question, op: OpId, begun: u64 },
     /// A token that we send after its request has ended.
     Given,
     /// A copy on its way to its recipient.

@@ -244,6 +244,9 @@ impl Node {
             Purpose::Leave { agent, path, op } => self.leave_ended(agent, &path, op, outcome, now),
             Purpose::Ask { agent, key, op } => self.ask_ended(agent, key, op, outcome, now),
             Purpose::Call { op } => self.call_ended(op, outcome),
+            Purpose::Insight { question, op, begun } => {
+                self.insight_ended(question, op, begun, &outcome, now);
+            }
             Purpose::Given => {}
             Purpose::HandOver { recipient, key } => {
                 self.hand_over_ended(recipient, &key, &outcome, now);

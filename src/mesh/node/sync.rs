@@ -348,7 +348,7 @@ impl Node {
                 self.members_changed(&path, members, speaker.device, now);
                 self.subscribe_members(&path, now);
                 self.forget_if_outside(&path);
-                if matches!(owner, Owner::Ours { restored: true })
+                if matches!(owner, Owner::Ours { .. })
                     && self.replica.room(&path).is_some_and(|room| room.version > version)
                 {
                     self.broadcast_room(owner_id, &path, now);
