@@ -1,7 +1,6 @@
 //! Arguments in, exit code out; nothing else.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use commsd::api::types::ApiError;
@@ -29,12 +28,14 @@ fn main() -> ExitCode {
             };
             return cli::vault::run(args, endpoint, json);
         }
-        Command::Run(_) | Command::Mcp { .. } | Command::Client(_) => {}
+        Command::Setup(args) => return cli::set_up(args, &global_flags(&invocation), json),
+        Command::Run(_) | Command::Mcp { .. } | Command::Service(_) | Command::Client(_) => {}
     }
     let config = match resolve(&invocation) {
         Ok(config) => config,
         Err(error) => return unusable(&error, json),
     };
+    let flags = global_flags(&invocation);
     match invocation.command {
         Command::Run(RunOptions { check: true, .. }) => cli::print(&config.report(json)),
         Command::Run(options) => {
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
             }
         }
         Command::Mcp { harness, name, no_start } => {
-            let start = if no_start { None } else { start(&invocation.home, &invocation.socket) };
+            let start = if no_start { None } else { start(flags) };
             let Config { socket, other_socket, agent_comms_dir, .. } = config;
             let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
             let options = mcp::Options { socket, start, harness, name };
@@ -74,6 +75,11 @@ fn main() -> ExitCode {
                 Ok(code) => code,
                 Err(error) => cli::report(&error, json, exit::FAILED),
             }
+        }
+        Command::Service(command) => {
+            let Config { socket, other_socket, agent_comms_dir, .. } = config;
+            let endpoint = Endpoint::find(socket, other_socket, agent_comms_dir);
+            cli::service(command, &endpoint, &flags, json)
         }
         Command::Client(command) => {
             // What is printed counts as seen; the standard library drops it without a word.
@@ -93,7 +99,9 @@ fn main() -> ExitCode {
             let Config { socket, other_socket, agent_comms_dir, .. } = config;
             cli::execute(command, &Endpoint::find(socket, other_socket, agent_comms_dir), json)
         }
-        Command::Completions { .. } | Command::Vault { .. } => ExitCode::SUCCESS,
+        Command::Completions { .. } | Command::Setup(_) | Command::Vault { .. } => {
+            ExitCode::SUCCESS
+        }
     }
 }
 
@@ -103,14 +111,21 @@ fn unusable(error: &ConfigError, json: bool) -> ExitCode {
 }
 
 /// The command that runs the daemon of the same flags; what the environment says, it inherits.
-fn start(home: &Option<PathBuf>, socket: &Option<PathBuf>) -> Option<mcp::Start> {
-    let mut args = vec![OsString::from("run")];
-    for (flag, value) in [("--home", home), ("--socket", socket)] {
+fn start(flags: Vec<OsString>) -> Option<mcp::Start> {
+    let args = std::iter::once(OsString::from("run")).chain(flags).collect();
+    Some(mcp::Start { program: std::env::current_exe().ok()?, args })
+}
+
+/// The flags that say which daemon, for a process that runs elsewhere: paths are absolute.
+fn global_flags(invocation: &Invocation) -> Vec<OsString> {
+    let mut flags = Vec::new();
+    for (flag, value) in [("--home", &invocation.home), ("--socket", &invocation.socket)] {
         if let Some(value) = value {
-            args.extend([flag.into(), value.clone().into_os_string()]);
+            let value = std::path::absolute(value).unwrap_or_else(|_| value.clone());
+            flags.extend([flag.into(), value.into_os_string()]);
         }
     }
-    Some(mcp::Start { program: std::env::current_exe().ok()?, args })
+    flags
 }
 
 /// What file, environment and flags say together.

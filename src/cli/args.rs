@@ -7,6 +7,8 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use super::run::RunOptions;
+use super::service::ServiceCommand;
+use super::setup::SetupArgs;
 use crate::api::types::{
     GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
     Visibility, WaitSecs,
@@ -57,6 +59,13 @@ pub enum Command {
         #[arg(long)]
         no_start: bool,
     },
+
+    /// Register `commsd mcp` with the harnesses of this user
+    Setup(SetupArgs),
+
+    /// Have the daemon started with your session (systemd or launchd)
+    #[command(subcommand)]
+    Service(ServiceCommand),
 
     /// Print a completion script
     Completions {

@@ -8,6 +8,8 @@ mod client;
 mod doctor;
 mod output;
 pub mod run;
+mod service;
+mod setup;
 pub mod vault;
 
 use std::ffi::OsString;
@@ -21,6 +23,8 @@ use clap::{CommandFactory as _, Parser as _};
 
 pub use args::{ClientCommand, Command, Invocation};
 pub use output::{print, report};
+pub use service::ServiceCommand;
+pub use setup::SetupArgs;
 
 use crate::api::endpoint::directory_fault;
 use crate::api::types::ApiError;
@@ -133,6 +137,23 @@ pub fn completions(shell: clap_complete::Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Invocation::command(), "commsd", &mut script);
     String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Registers commsd with harnesses, or takes that back. The server is started with `flags` too.
+#[must_use]
+pub fn set_up(args: &SetupArgs, flags: &[OsString], json: bool) -> ExitCode {
+    setup::run(args, flags, json)
+}
+
+/// Installs the daemon as a service, or takes that back. It is started with `flags` too.
+#[must_use]
+pub fn service(
+    command: ServiceCommand,
+    endpoint: &Endpoint,
+    flags: &[OsString],
+    json: bool,
+) -> ExitCode {
+    drive(json, async { service::run(command, endpoint, flags, json).await.map(Into::into) })
 }
 
 /// Carries out a command against the daemon at `endpoint`.

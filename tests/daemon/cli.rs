@@ -1204,6 +1204,9 @@ async fn help_texts_are_as_recorded() {
         "logs",
         "doctor",
         "stop",
+        "setup",
+        "service",
+        "service install",
     ] {
         let args: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
         let ran = alone(dir.path(), &args).await;

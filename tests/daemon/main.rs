@@ -14,6 +14,7 @@ mod local_socket;
 mod mcp;
 mod mesh;
 mod namespaces;
+mod setup;
 mod signals;
 mod transport;
 mod vault_mesh;

@@ -1,0 +1,509 @@
+//! `commsd setup`: registers `commsd mcp` with the harnesses of this user, takes that back, and tells how
+//! it stands. Only the one entry in their files is ever touched. Needs no daemon.
+
+mod edit;
+pub(super) mod file;
+mod jsonc;
+#[cfg(test)]
+mod tests;
+mod toml;
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use self::edit::{EditError, Entry, Format, NAME};
+use self::file::{FileError, Kept};
+use super::output::{json_line, print, table};
+use super::{exit, report};
+use crate::api::types::{ApiError, Label};
+
+/// Times that a file is looked at anew when its harness has written it meanwhile.
+const TRIES: u32 = 3;
+
+/// Register `commsd mcp` with the harnesses of this user
+///
+/// Claude Code, Codex and OpenCode are set up in their own files, where only the entry `agent-comms`
+/// is changed; for any other harness the lines to put in are printed.
+#[derive(Args, Clone, Debug)]
+pub struct SetupArgs {
+    /// claude-code, codex, opencode, or any other [default: those that are found]
+    harness: Option<Label>,
+    /// Take it back
+    #[arg(long, group = "what")]
+    remove: bool,
+    /// Tell how it stands
+    #[arg(long, group = "what")]
+    status: bool,
+    /// Show what would be done, and change nothing
+    #[arg(long, conflicts_with = "status")]
+    print: bool,
+    /// Put it in the place of another server of the name (`--remove` puts that back)
+    #[arg(long, conflicts_with = "what")]
+    replace: bool,
+}
+
+/// A harness whose files are known.
+struct Harness {
+    name: &'static str,
+    /// Where it keeps things; it is installed if one of them is there.
+    traces: Vec<PathBuf>,
+    file: PathBuf,
+    format: Format,
+}
+
+/// The harnesses, with the places of `home` unless the environment says otherwise.
+fn harnesses(home: &Path, env: impl Fn(&str) -> Option<OsString>) -> Vec<Harness> {
+    let dir = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let claude = dir("CLAUDE_CONFIG_DIR");
+    let claude_file = claude.as_deref().unwrap_or(home).join(".claude.json");
+    let codex = dir("CODEX_HOME").unwrap_or_else(|| home.join(".codex"));
+    let config = dir("XDG_CONFIG_HOME").filter(|dir| dir.is_absolute());
+    let opencode = config.unwrap_or_else(|| home.join(".config")).join("opencode");
+    let files = ["opencode.jsonc", "opencode.json"].map(|name| opencode.join(name));
+    let [jsonc, json] = files;
+    // It reads both; the entry stays where it is.
+    let has = |path: &Path| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        matches!(Format::OpenCode.find(&text), Ok(Some(_)))
+    };
+    let opencode_file = if has(&json) || !jsonc.exists() { json } else { jsonc };
+    vec![
+        Harness {
+            name: "claude-code",
+            traces: vec![claude.unwrap_or_else(|| home.join(".claude")), claude_file.clone()],
+            file: claude_file,
+            format: Format::McpServers,
+        },
+        Harness {
+            name: "codex",
+            file: codex.join("config.toml"),
+            traces: vec![codex],
+            format: Format::Codex,
+        },
+        Harness {
+            name: "opencode",
+            traces: vec![opencode],
+            file: opencode_file,
+            format: Format::OpenCode,
+        },
+    ]
+}
+
+/// How it stands with a harness after the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum State {
+    /// commsd is its server.
+    SetUp,
+    /// It had been before.
+    Unchanged,
+    /// It had been, at another place.
+    Updated,
+    /// It is in the place of another one.
+    Replaced,
+    /// There is no such server.
+    NotSetUp,
+    /// It is not its server any more.
+    Removed,
+    /// Another server has the name.
+    Foreign,
+    /// commsd does not know its files.
+    ByHand,
+    /// Its file is left as it is.
+    Refused,
+}
+
+impl State {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::SetUp => "set up",
+            Self::Unchanged => "set up before",
+            Self::Updated => "updated",
+            Self::Replaced => "replaced",
+            Self::NotSetUp => "not set up",
+            Self::Removed => "removed",
+            Self::Foreign => "another server",
+            Self::ByHand => "by hand",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What is said of a harness.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    harness: String,
+    /// Whether it is installed, where known.
+    installed: Option<bool>,
+    state: State,
+    file: Option<PathBuf>,
+    /// The file as it was.
+    backup: Option<PathBuf>,
+    /// What is, or would be, in the file.
+    entry: Option<String>,
+    /// The program that the harness starts, and whether there is one.
+    program: Option<String>,
+    program_exists: Option<bool>,
+    error: Option<ApiError>,
+}
+
+impl Line {
+    fn new(harness: &str, installed: Option<bool>, file: Option<PathBuf>) -> Self {
+        Self {
+            harness: harness.into(),
+            installed,
+            state: State::Refused,
+            file,
+            backup: None,
+            entry: None,
+            program: None,
+            program_exists: None,
+            error: None,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    /// Nothing was written.
+    dry_run: bool,
+    harnesses: Vec<Line>,
+}
+
+/// Why a harness is left as it is.
+#[derive(Debug, thiserror::Error)]
+enum SetupError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("{}: {source}", path.display())]
+    Edit { path: PathBuf, source: EditError },
+    #[error("{} has another server \"{NAME}\": {command}", path.display())]
+    Foreign { path: PathBuf, command: String },
+}
+
+impl From<SetupError> for ApiError {
+    fn from(error: SetupError) -> Self {
+        let text = error.to_string();
+        match error {
+            SetupError::File(error) => error.into(),
+            SetupError::Edit { source: EditError::Unreadable { .. }, .. } => {
+                Self::new("config_unreadable", text, "mend it; it was left as it is")
+            }
+            SetupError::Edit { .. } => {
+                let todo = "it was left as it is; put the server in by hand (docs/mcp.md)";
+                Self::new("config_unusual", text, todo)
+            }
+            SetupError::Foreign { .. } => {
+                let todo = "--replace puts commsd in its place, and --remove brings it back";
+                Self::new("config_foreign", text, todo)
+            }
+        }
+    }
+}
+
+/// What is to be done with each harness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    SetUp { replace: bool },
+    Remove,
+    Status,
+}
+
+/// Carries it out. `flags` are global ones that the server is to be started with too.
+pub(super) fn run(args: &SetupArgs, flags: &[OsString], json: bool) -> ExitCode {
+    match carry_out(args, flags) {
+        Ok(report) => {
+            let failed = report.harnesses.iter().any(|line| line.error.is_some());
+            let text = if json { json_line(&report) } else { human(&report) };
+            let printed = print(&text);
+            if failed { exit::FAILED.into() } else { printed }
+        }
+        Err(error) => report(&error, json, exit::FAILED),
+    }
+}
+
+fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
+    let what = match (args.remove, args.status) {
+        (true, _) => What::Remove,
+        (_, true) => What::Status,
+        _ => What::SetUp { replace: args.replace },
+    };
+    let known = harnesses(&home()?, |name| env::var_os(name));
+    let program = own_program()?;
+    let entry = |harness: &str| entry(&program, harness, flags);
+    let named = args.harness.as_ref().map(|name| match name.as_str() {
+        "claude" => "claude-code",
+        name => name,
+    });
+    let mut lines = Vec::new();
+    for harness in &known {
+        let installed = harness.traces.iter().any(|trace| trace.exists());
+        let wanted = match named {
+            Some(named) => named == harness.name,
+            // What is set up can be taken back also where the rest of a harness is gone.
+            None => installed || what != What::SetUp { replace: args.replace },
+        };
+        if wanted {
+            lines.push(one(harness, installed, &entry(harness.name)?, what, args.print));
+        }
+    }
+    if let Some(other) = named.filter(|_| lines.is_empty()) {
+        lines.push(by_hand(other, &entry(other)?));
+    }
+    if lines.is_empty() {
+        return Err(ApiError::new(
+            "no_harness",
+            "neither Claude Code nor Codex nor OpenCode is found",
+            "name the harness: `commsd setup claude-code`, or any other for the lines to put in",
+        ));
+    }
+    Ok(Report { dry_run: args.print, harnesses: lines })
+}
+
+/// The home directory of this user.
+pub(super) fn home() -> Result<PathBuf, ApiError> {
+    let home = directories::BaseDirs::new().map(|dirs| dirs.home_dir().to_owned());
+    home.ok_or_else(|| ApiError::new("no_home", "there is no home directory", "set HOME"))
+}
+
+/// The path of this program that lasts: the one on PATH, if that is it, because it may be a link that
+/// moves on when commsd is updated.
+pub(super) fn own_program() -> Result<PathBuf, ApiError> {
+    let failed = |why: std::io::Error| {
+        let what = format!("cannot tell where this program is: {why}");
+        ApiError::new("no_program", what, "install commsd, and start it from there")
+    };
+    let this = env::current_exe().and_then(std::fs::canonicalize).map_err(failed)?;
+    let path = env::var_os("PATH").unwrap_or_default();
+    let named =
+        env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join("commsd"));
+    Ok(named.into_iter().find(|path| same_file(path, &this)).unwrap_or(this))
+}
+
+fn same_file(path: &Path, canonical: &Path) -> bool {
+    std::fs::canonicalize(path).is_ok_and(|path| path == canonical)
+}
+
+/// The entry for a harness.
+fn entry(program: &Path, harness: &str, flags: &[OsString]) -> Result<Entry, ApiError> {
+    let text = |value: &std::ffi::OsStr| {
+        value.to_str().map(str::to_owned).ok_or_else(|| {
+            let what = format!("{} is not UTF-8, as configuration files are", value.display());
+            ApiError::new("not_utf8", what, "move it to another path")
+        })
+    };
+    let mut args: Vec<String> = ["mcp", "--harness", harness].map(str::to_owned).into();
+    for flag in flags {
+        args.push(text(flag)?);
+    }
+    Ok(Entry { program: text(program.as_os_str())?, args })
+}
+
+/// For a harness whose files are not known.
+fn by_hand(harness: &str, entry: &Entry) -> Line {
+    let piece = Format::McpServers.render("", entry);
+    Line {
+        state: State::ByHand,
+        entry: Some(format!("{{\"mcpServers\": {{\"{NAME}\": {piece}}}}}")),
+        program: Some(entry.program.clone()),
+        ..Line::new(harness, None, None)
+    }
+}
+
+/// Does it with one harness.
+fn one(harness: &Harness, installed: bool, entry: &Entry, what: What, dry: bool) -> Line {
+    let mut line = Line::new(harness.name, Some(installed), Some(harness.file.clone()));
+    for attempt in 1.. {
+        let done = match what {
+            What::Status => status(harness, &mut line),
+            What::SetUp { replace } => set_up(harness, entry, replace, dry, &mut line),
+            What::Remove => remove(harness, dry, &mut line),
+        };
+        match done {
+            Ok(state) => line.state = state,
+            Err(SetupError::File(FileError::Changed { .. })) if attempt < TRIES => continue,
+            Err(error) => {
+                if matches!(error, SetupError::Foreign { .. }) {
+                    line.state = State::Foreign;
+                }
+                line.error = Some(error.into());
+            }
+        }
+        break;
+    }
+    line
+}
+
+/// For an error about what the file says.
+fn of<T>(harness: &Harness, result: Result<T, EditError>) -> Result<T, SetupError> {
+    result.map_err(|source| SetupError::Edit { path: harness.file.clone(), source })
+}
+
+fn status(harness: &Harness, line: &mut Line) -> Result<State, SetupError> {
+    let kept = Kept::open(&harness.file)?;
+    line.backup = kept.backup()?.map(|_| kept.backup_path());
+    let text = kept.text.unwrap_or_default();
+    let Some(found) = of(harness, harness.format.find(&text))? else { return Ok(State::NotSetUp) };
+    line.entry = of(harness, harness.format.piece(&text))?;
+    if !found.is_ours() {
+        return Ok(State::Foreign);
+    }
+    let exists = executable(&found.program);
+    if !exists {
+        line.error = Some(ApiError::new(
+            "no_program",
+            format!("{} starts {}, which is not there", harness.name, found.program),
+            format!("commsd setup {}", harness.name),
+        ));
+    }
+    line.program = Some(found.program);
+    line.program_exists = Some(exists);
+    Ok(State::SetUp)
+}
+
+/// Whether a harness that starts this would start something.
+fn executable(program: &str) -> bool {
+    let is = |path: &Path| {
+        std::fs::metadata(path)
+            .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    if program.contains('/') {
+        return is(Path::new(program));
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|dir| is(&dir.join(program)))
+}
+
+fn set_up(
+    harness: &Harness,
+    entry: &Entry,
+    replace: bool,
+    dry: bool,
+    line: &mut Line,
+) -> Result<State, SetupError> {
+    let kept = Kept::open(&harness.file)?;
+    let format = harness.format;
+    let text = kept.text.as_deref().unwrap_or_default();
+    let found = of(harness, format.find(text))?;
+    let (state, new) = match &found {
+        None => {
+            let piece = format.render(text, entry);
+            (State::SetUp, of(harness, format.insert(text, &piece))?)
+        }
+        Some(found) if found.is_ours() => {
+            if found.program == entry.program {
+                (State::Unchanged, text.to_owned())
+            } else {
+                // What else the entry says (a name, variables) is its owner's.
+                (State::Updated, of(harness, format.set_program(text, &entry.program))?)
+            }
+        }
+        Some(_) if replace => {
+            let piece = format.render(text, entry);
+            (State::Replaced, of(harness, format.put(text, &piece))?)
+        }
+        Some(found) => {
+            let command = if found.program.is_empty() {
+                "a remote one".to_owned()
+            } else {
+                std::iter::once(&found.program)
+                    .chain(&found.args)
+                    .cloned()
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            };
+            return Err(SetupError::Foreign { path: harness.file.clone(), command });
+        }
+    };
+    line.entry = of(harness, format.piece(&new))?;
+    line.program = Some(entry.program.clone());
+    line.program_exists = Some(true);
+    if state == State::Unchanged {
+        return Ok(state);
+    }
+    kept.writable()?;
+    if !dry {
+        // The copy is of the file without us, or of one that was written by hand.
+        line.backup = if state == State::Updated && kept.backup()?.is_some() {
+            Some(kept.backup_path())
+        } else {
+            kept.back_up()?
+        };
+        kept.write(Some(&new))?;
+    }
+    Ok(state)
+}
+
+fn remove(harness: &Harness, dry: bool, line: &mut Line) -> Result<State, SetupError> {
+    let kept = Kept::open(&harness.file)?;
+    let format = harness.format;
+    let Some(text) = kept.text.as_deref() else { return Ok(State::NotSetUp) };
+    match of(harness, format.find(text))? {
+        None => return Ok(State::NotSetUp),
+        // Somebody else's is nothing to remove.
+        Some(found) if !found.is_ours() => return Ok(State::Foreign),
+        Some(_) => {}
+    }
+    line.entry = of(harness, format.piece(text))?;
+    let before = kept.backup()?;
+    // A copy that cannot be read as its format is no help; only the entry goes.
+    let usable = before.as_deref().filter(|before| format.find(before).is_ok());
+    let new = of(harness, format.undo(text, usable))?;
+    kept.writable()?;
+    if !dry {
+        kept.write(new.as_deref())?;
+        if before.is_some() && new == before {
+            kept.drop_backup()?;
+        } else {
+            line.backup = before.map(|_| kept.backup_path());
+        }
+    }
+    Ok(State::Removed)
+}
+
+/// A line for each harness, and below it what it is about.
+fn human(report: &Report) -> String {
+    let mut rows = Vec::new();
+    for line in &report.harnesses {
+        let installed = if line.installed == Some(false) { " (not found)" } else { "" };
+        let file = line.file.as_deref().map(|file| file.display().to_string());
+        rows.push([
+            format!("{}{installed}", line.harness),
+            line.state.as_str().to_owned(),
+            file.unwrap_or_else(|| "put this into its MCP configuration:".into()),
+        ]);
+        let mut below = |text: String| rows.push([String::new(), String::new(), text]);
+        let shown = report.dry_run || line.state == State::ByHand;
+        if let Some(entry) = line.entry.as_deref().filter(|_| shown) {
+            entry.lines().for_each(|line| below(format!("  {line}")));
+        }
+        if let Some(program) = line.program.as_deref().filter(|_| !shown) {
+            below(format!("starts {program}"));
+        }
+        if let Some(backup) = &line.backup {
+            below(format!("as it was before: {}", backup.display()));
+        }
+        if let Some(error) = &line.error {
+            below(error.message.clone());
+            error.todo.iter().for_each(|todo| below(format!("-> {todo}")));
+        }
+    }
+    let mut text = table(["HARNESS", "STATE", "FILE"], &rows);
+    if report.dry_run {
+        text += "nothing was changed\n";
+    }
+    if report.harnesses.iter().any(|line| {
+        !report.dry_run && matches!(line.state, State::SetUp | State::Updated | State::Replaced)
+    }) {
+        text += "sessions that are started from now on have it\n";
+    }
+    text
+}

@@ -1,0 +1,395 @@
+//! `commsd setup` and `commsd service` in a home of their own: what they write, that they take back
+//! exactly that, and what they leave alone.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::daemon::{Daemon, Ports};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_commsd");
+
+/// A home directory, and nothing of the machine's environment.
+struct Home {
+    dir: tempfile::TempDir,
+    path: String,
+}
+
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).expect(&self.stderr)
+    }
+
+    /// What is said of the only harness.
+    fn line(&self) -> Value {
+        let lines = self.json()["harnesses"].take();
+        assert_eq!(lines.as_array().unwrap().len(), 1, "{lines}");
+        lines[0].clone()
+    }
+}
+
+impl Home {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = format!("{}/bin", dir.path().display());
+        Self { dir, path }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    fn write(&self, path: &str, text: &str) -> PathBuf {
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        let output = Command::new(PROGRAM)
+            .args(args)
+            .env_clear()
+            .env("HOME", self.dir.path())
+            .env("XDG_RUNTIME_DIR", self.dir.path())
+            .env("PATH", &self.path)
+            .env("COMMSD_NO_BROADCAST", "1")
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// Every file and link with what it says and its mode.
+    fn snapshot(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+        let mut all = BTreeMap::new();
+        let mut dirs = vec![self.dir.path().to_owned()];
+        while let Some(dir) = dirs.pop() {
+            for entry in fs::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                let meta = fs::symlink_metadata(&path).unwrap();
+                let said = if meta.is_dir() {
+                    dirs.push(path.clone());
+                    continue;
+                } else if meta.is_symlink() {
+                    fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes()
+                } else {
+                    fs::read(&path).unwrap()
+                };
+                all.insert(path, (meta.permissions().mode(), said));
+            }
+        }
+        all
+    }
+}
+
+/// D7: every harness, with files as people have them: setup, again, remove; and as it was.
+#[test]
+fn setup_and_remove_leave_every_byte_as_it_was() {
+    let home = Home::new();
+    let claude = "\u{feff}{\r\n  \"n\": 12345678901234567890123, // huge\r\n  \"projects\": {\"/p\": {\"mcpServers\": {}}},\r\n}";
+    home.write("dotfiles/claude.json", claude);
+    symlink("dotfiles/claude.json", home.at(".claude.json")).unwrap();
+    let codex = home.write(
+        ".codex/config.toml",
+        "# mine\nmodel = \"o3\"\n\n[mcp_servers.npm]\ncommand = \"npx\" # agent-comms\n[z]\na = 1",
+    );
+    fs::set_permissions(&codex, fs::Permissions::from_mode(0o640)).unwrap();
+    let opencode = home.write(
+        ".config/opencode/opencode.jsonc",
+        "{\n\t\"mcp\": {\n\t\t// others\n\t\t\"x\": {\"type\": \"remote\", \"url\": \"u\"},\n\t},\n}\n",
+    );
+    let before = home.snapshot();
+
+    let shown = home.run(&["setup", "--print"]);
+    assert_eq!(shown.code, Some(0), "{}", shown.stderr);
+    assert!(shown.stdout.contains("[mcp_servers.agent-comms]") && shown.stdout.contains(PROGRAM));
+    assert_eq!(home.snapshot(), before);
+
+    let ran = home.run(&["setup", "--json"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stdout);
+    let lines = ran.json()["harnesses"].take();
+    let states: Vec<_> = lines.as_array().unwrap().iter().map(|l| &l["state"]).collect();
+    assert_eq!(states, ["set_up"; 3]);
+    let text = fs::read_to_string(home.at(".claude.json")).unwrap();
+    assert!(fs::symlink_metadata(home.at(".claude.json")).unwrap().is_symlink());
+    assert!(text.starts_with("\u{feff}{\r\n  \"n\": 12345678901234567890123, // huge\r\n"));
+    assert!(text.contains(&format!(
+        "\"agent-comms\": {{\"type\":\"stdio\",\"command\":\"{PROGRAM}\",\"args\":[\"mcp\",\"--harness\",\"claude-code\"]}}"
+    )));
+    let text: toml::Table = fs::read_to_string(&codex).unwrap().parse().unwrap();
+    let entry = &text["mcp_servers"]["agent-comms"];
+    assert_eq!(entry["command"].as_str(), Some(PROGRAM));
+    assert_eq!(entry["args"].as_array().unwrap().len(), 3);
+    assert_eq!(text["mcp_servers"]["npm"]["command"].as_str(), Some("npx"));
+    assert_eq!(fs::metadata(&codex).unwrap().permissions().mode() & 0o777, 0o640);
+    let text = fs::read_to_string(&opencode).unwrap();
+    assert!(text.contains(&format!(
+        "\t\t\"agent-comms\": {{\"type\":\"local\",\"command\":[\"{PROGRAM}\",\"mcp\",\"--harness\",\"opencode\"],\"enabled\":true}},\n\t}},\n}}\n"
+    )), "{text}");
+    // The copies are what was there.
+    let copies = home.snapshot();
+    for (file, backup) in [
+        ("dotfiles/claude.json", "dotfiles/claude.json.before-commsd"),
+        (".codex/config.toml", ".codex/config.toml.before-commsd"),
+    ] {
+        assert_eq!(copies[&home.at(backup)], before[&home.at(file)], "{backup}");
+    }
+
+    // Twice is once (D8: the target is there).
+    let ran = home.run(&["setup", "--json"]);
+    assert_eq!(ran.json()["harnesses"][1]["state"], "unchanged");
+    assert_eq!(home.snapshot(), copies);
+    let status = home.run(&["setup", "--status", "--json"]);
+    assert_eq!(status.code, Some(0));
+    for line in status.json()["harnesses"].as_array().unwrap() {
+        assert_eq!((&line["state"], &line["programExists"]), (&json!("set_up"), &json!(true)));
+    }
+
+    let ran = home.run(&["setup", "--remove"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stdout);
+    assert_eq!(home.snapshot(), before);
+    assert_eq!(home.run(&["setup", "--remove", "codex", "--json"]).line()["state"], "not_set_up");
+}
+
+#[test]
+fn files_that_were_not_there_are_gone_again() {
+    let home = Home::new();
+    assert_eq!(home.run(&["setup"]).code, Some(1));
+    fs::create_dir_all(home.at(".codex")).unwrap();
+    let ran = home.run(&["setup", "--json"]);
+    assert_eq!((ran.code, ran.line()["harness"].clone()), (Some(0), json!("codex")));
+    assert_eq!(home.run(&["setup", "claude"]).code, Some(0));
+    assert_eq!(home.run(&["setup", "opencode"]).code, Some(0));
+    let written = home.snapshot();
+    assert_eq!(written.len(), 3);
+    assert!(written.values().all(|(mode, _)| mode & 0o777 == 0o600));
+    assert_eq!(home.run(&["setup", "--remove"]).code, Some(0));
+    assert_eq!(home.snapshot(), BTreeMap::new());
+}
+
+/// D6: what cannot be parsed is never overwritten.
+#[test]
+fn what_cannot_be_parsed_is_refused_and_the_others_are_done() {
+    let home = Home::new();
+    home.write(".claude.json", "{\"mcpServers\": {\"x\": ");
+    home.write(".codex/config.toml", "a = 1\n");
+    let claude = fs::read(home.at(".claude.json")).unwrap();
+    let ran = home.run(&["setup", "--json"]);
+    assert_eq!(ran.code, Some(1));
+    let lines = ran.json()["harnesses"].take();
+    assert_eq!((&lines[0]["state"], &lines[1]["state"]), (&json!("refused"), &json!("set_up")));
+    assert_eq!(lines[0]["error"]["code"], "config_unreadable");
+    assert_eq!(fs::read(home.at(".claude.json")).unwrap(), claude);
+    assert!(!home.at(".claude.json.before-commsd").exists());
+    // Read-only is meant so, for root too.
+    home.write(".codex/config.toml", "a = 2\n");
+    fs::set_permissions(home.at(".codex/config.toml"), fs::Permissions::from_mode(0o444)).unwrap();
+    let before = home.snapshot();
+    let line = home.run(&["setup", "codex", "--json"]).line();
+    assert_eq!(line["error"]["code"], "file_read_only");
+    assert_eq!(home.snapshot(), before);
+}
+
+#[test]
+fn another_server_of_the_name_is_replaced_only_when_asked_and_comes_back() {
+    let home = Home::new();
+    let text = "[mcp_servers.agent-comms]\ncommand = \"npx\"\nargs = [\"agent-comms\", \"bridge\", \"codex\"]\n";
+    let file = home.write(".codex/config.toml", text);
+    let before = home.snapshot();
+    let ran = home.run(&["setup", "codex", "--json"]);
+    assert_eq!(ran.code, Some(1));
+    assert_eq!(ran.line()["error"]["code"], "config_foreign");
+    // It is not commsd's to remove either.
+    assert_eq!(home.run(&["setup", "--remove", "codex", "--json"]).line()["state"], "foreign");
+    assert_eq!(home.snapshot(), before);
+    assert_eq!(home.run(&["setup", "codex", "--replace", "--json"]).line()["state"], "replaced");
+    assert!(!fs::read_to_string(&file).unwrap().contains("npx"));
+    let changed = format!("model = \"o4\"\n{}", fs::read_to_string(&file).unwrap());
+    fs::write(&file, &changed).unwrap();
+    assert_eq!(home.run(&["setup", "--remove", "codex"]).code, Some(0));
+    assert_eq!(fs::read_to_string(&file).unwrap(), format!("model = \"o4\"\n{text}"));
+}
+
+/// D8: an entry whose program is gone is told, and mended with all that its owner added.
+#[test]
+fn an_entry_for_a_program_that_is_gone_is_told_and_mended() {
+    let home = Home::new();
+    let text = "[mcp_servers.agent-comms]\ncommand = \"/gone/commsd\"\nargs = [\"mcp\", \"--name\", \"ann\"]\nenv = { A = \"1\" }\n";
+    let file = home.write(".codex/config.toml", text);
+    let ran = home.run(&["setup", "--status", "codex", "--json"]);
+    assert_eq!((ran.code, &ran.line()["programExists"]), (Some(1), &json!(false)));
+    // The program is named by the link on PATH, which lasts.
+    fs::create_dir(home.at("bin")).unwrap();
+    symlink(PROGRAM, home.at("bin/commsd")).unwrap();
+    assert_eq!(home.run(&["setup", "codex", "--json"]).line()["state"], "updated");
+    let link = home.at("bin/commsd").display().to_string();
+    assert_eq!(fs::read_to_string(&file).unwrap(), text.replace("/gone/commsd", &link));
+}
+
+/// D9: whatever the harness, it gets the server with the whole tool.
+#[test]
+fn any_other_harness_gets_the_lines_to_put_in() {
+    let home = Home::new();
+    let ran = home.run(&["--home", "elsewhere", "setup", "pi", "--json"]);
+    assert_eq!(ran.code, Some(0));
+    let line = ran.line();
+    let entry: Value = serde_json::from_str(line["entry"].as_str().unwrap()).unwrap();
+    let server = &entry["mcpServers"]["agent-comms"];
+    assert_eq!(server["command"], PROGRAM);
+    let elsewhere = fs::canonicalize(home.dir.path()).unwrap().join("elsewhere");
+    assert_eq!(server["args"], json!(["mcp", "--harness", "pi", "--home", elsewhere]));
+    assert_eq!(home.snapshot(), BTreeMap::new());
+}
+
+/// A service manager that notes what it is asked, and tells what `state` says.
+fn stub_systemctl(home: &Home) {
+    let stub = home.write(
+        "bin/systemctl",
+        "#!/bin/sh\necho \"$*\" >> \"$HOME/asked\"\ncase \"$2\" in show) cat \"$HOME/state\";; esac\n",
+    );
+    fs::set_permissions(stub, fs::Permissions::from_mode(0o755)).unwrap();
+    tell(home, "disabled", "inactive", 0);
+}
+
+fn tell(home: &Home, enabled: &str, active: &str, pid: u32) {
+    home.write("state", &format!("UnitFileState={enabled}\nActiveState={active}\nMainPID={pid}\n"));
+}
+
+/// What the manager was asked to change since the last look.
+fn asked(home: &Home) -> Vec<String> {
+    let text = fs::read_to_string(home.at("asked")).unwrap_or_default();
+    fs::write(home.at("asked"), "").unwrap();
+    text.lines().filter(|line| !line.contains(" show ")).map(str::to_owned).collect()
+}
+
+const UNIT: &str = ".config/systemd/user/commsd.service";
+
+fn with_cat(home: &mut Home) {
+    home.path += ":/usr/bin:/bin";
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_service_is_installed_and_taken_away_exactly() {
+    let mut home = Home::new();
+    stub_systemctl(&home);
+    with_cat(&mut home);
+    assert_eq!(home.run(&["service", "status", "--json"]).json()["installed"], false);
+    let ran = home.run(&["service", "install", "--json"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(asked(&home), ["--user daemon-reload", "--user enable --now commsd.service"]);
+    let unit = fs::read_to_string(home.at(UNIT)).unwrap();
+    assert!(unit.contains(&format!("\nExecStart={PROGRAM} run --log json\n")), "{unit}");
+    assert_eq!(fs::metadata(home.at(UNIT)).unwrap().permissions().mode() & 0o777, 0o644);
+    tell(&home, "enabled", "active", 4_000_000);
+    let status = home.run(&["service", "status", "--json"]).json();
+    for (key, value) in [
+        ("installed", json!(true)),
+        ("file", json!("ours")),
+        ("enabled", json!(true)),
+        ("active", json!(true)),
+        ("pid", json!(4_000_000)),
+        ("daemon", json!(null)),
+        ("path", json!(home.at(UNIT))),
+    ] {
+        assert_eq!(status[key], value, "{key}");
+    }
+    // Twice is once.
+    let ran = home.run(&["service", "install", "--json"]);
+    assert_eq!((ran.code, &ran.json()["todo"]), (Some(0), &json!([])));
+    asked(&home);
+    assert_eq!(home.run(&["service", "uninstall"]).code, Some(0));
+    assert_eq!(asked(&home), ["--user disable --now commsd.service", "--user daemon-reload"]);
+    assert_eq!(fs::read_dir(home.at(UNIT).parent().unwrap()).unwrap().count(), 0);
+    assert_eq!(home.run(&["service", "uninstall"]).code, Some(0));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_unit_that_is_not_ours_or_was_changed_is_kept() {
+    let mut home = Home::new();
+    stub_systemctl(&home);
+    with_cat(&mut home);
+    let of_contrib = include_str!("../../contrib/systemd/commsd.service");
+    home.write(UNIT, of_contrib);
+    for command in ["install", "uninstall"] {
+        let ran = home.run(&["service", command]);
+        assert_eq!(ran.code, Some(1));
+        assert!(ran.stderr.contains(UNIT), "{}", ran.stderr);
+        assert_eq!(fs::read_to_string(home.at(UNIT)).unwrap(), of_contrib);
+    }
+    fs::remove_file(home.at(UNIT)).unwrap();
+    assert_eq!(home.run(&["service", "install"]).code, Some(0));
+    let changed = fs::read_to_string(home.at(UNIT)).unwrap() + "# mine\n";
+    fs::write(home.at(UNIT), &changed).unwrap();
+    asked(&home);
+    for command in ["install", "uninstall"] {
+        let ran = home.run(&["service", command]);
+        assert_eq!(ran.code, Some(1));
+        assert!(ran.stderr.contains("changed by hand") && ran.stderr.contains(UNIT));
+        assert_eq!(fs::read_to_string(home.at(UNIT)).unwrap(), changed);
+    }
+    assert_eq!(asked(&home), <Vec<String>>::new());
+    assert_eq!(home.run(&["service", "status", "--json"]).json()["file"], "changed");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn without_a_service_manager_the_commands_are_told() {
+    let home = Home::new();
+    let ran = home.run(&["service", "install", "--json"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let report = ran.json();
+    assert_eq!((&report["manager"], &report["enabled"]), (&json!(false), &json!(null)));
+    let todo = ["systemctl --user daemon-reload", "systemctl --user enable --now commsd.service"];
+    assert_eq!(report["todo"], json!(todo));
+    // Somebody has done that elsewhere.
+    let wants = home.at(".config/systemd/user/default.target.wants");
+    fs::create_dir(&wants).unwrap();
+    symlink(home.at(UNIT), wants.join("commsd.service")).unwrap();
+    assert_eq!(home.run(&["service", "uninstall"]).code, Some(0));
+    assert!(!home.at(UNIT).exists() && fs::read_dir(wants).unwrap().next().is_none());
+}
+
+/// Two daemons do not run side by side: the one that runs is left, and named.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_runs_already_is_not_disturbed() {
+    let mut home = Home::new();
+    stub_systemctl(&home);
+    with_cat(&mut home);
+    let daemon = Daemon::start(Ports::free()).await;
+    let pid = daemon.child.id().unwrap();
+    let socket = daemon.socket().display().to_string();
+    let ran = tokio::task::block_in_place(|| {
+        home.run(&["--socket", &socket, "service", "install", "--json"])
+    });
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(asked(&home), ["--user daemon-reload", "--user enable commsd.service"]);
+    let report = ran.json();
+    assert_eq!(
+        (&report["daemon"]["pid"], &report["daemon"]["ofService"]),
+        (&json!(pid), &json!(false))
+    );
+    assert!(report["todo"][0].as_str().unwrap().contains(&pid.to_string()));
+    assert!(fs::read_to_string(home.at(UNIT)).unwrap().contains(&format!(" --socket {socket}\n")));
+    // The same daemon, as the manager's own.
+    tell(&home, "enabled", "active", pid);
+    let status = tokio::task::block_in_place(|| {
+        home.run(&["--socket", &socket, "service", "status", "--json"])
+    });
+    assert_eq!(status.json()["daemon"]["ofService"], true);
+}
