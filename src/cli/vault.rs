@@ -365,7 +365,7 @@ fn carry_out(workspace: &Workspace, action: &Action) -> Result<String, VaultErro
         Action::SetUp(setup) => answer(workspace.set_up(*setup)),
         Action::Protocol => answer(workspace.protocol()),
         Action::ConfigureAgents => answer(workspace.configure_agents()),
-        Action::Inspect { card: true } => workspace.inspect().map(|report| report.card()),
+        Action::Inspect { card: true } => workspace.card(),
         Action::Inspect { card: false } => answer(workspace.inspect()),
         Action::Hydrate => answer(workspace.hydrate()),
         Action::Start { recent } => workspace.start(*recent),

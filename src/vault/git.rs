@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::plan::text::strip;
+use super::scan::{path_bytes, path_text};
 
 /// Patience with a question about the repository, and with a list of its files (as the reference
 /// engine has it).
@@ -140,13 +141,9 @@ fn ask_toplevel(folder: &Path) -> Option<PathBuf> {
     path.is_dir().then_some(path)
 }
 
-/// Paths of a NUL-separated list that are UTF-8; the others are no file of a vault.
+/// Paths of a NUL-separated list, as [`path_text`] writes them.
 fn paths(answer: &[u8]) -> Vec<String> {
-    answer
-        .split(|b| *b == 0)
-        .filter(|path| !path.is_empty())
-        .filter_map(|path| std::str::from_utf8(path).ok().map(str::to_owned))
-        .collect()
+    answer.split(|b| *b == 0).filter(|path| !path.is_empty()).map(path_text).collect()
 }
 
 /// Files that Git knows below `root`.
@@ -164,7 +161,7 @@ pub fn untracked(root: &Path) -> Option<Vec<String>> {
 pub fn ignored(root: &Path, files: &[String]) -> Vec<String> {
     let mut input = Vec::new();
     for file in files {
-        input.extend_from_slice(file.as_bytes());
+        input.extend(path_bytes(file));
         input.push(0);
     }
     ask(root, &["check-ignore", "--no-index", "--stdin", "-z"], Some(input), LONG)

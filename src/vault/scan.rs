@@ -63,7 +63,12 @@ pub fn side_by_side<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync
 /// # Errors
 /// [`VaultError`].
 pub fn page_names(tree: &Tree) -> Result<(Option<Dir>, Vec<String>), VaultError> {
-    let Some(folder) = tree.folder(PAGES)? else { return Ok((None, Vec::new())) };
+    let found = match tree.folder(PAGES) {
+        // A loop of links; writers have refused it already.
+        Err(VaultError::SymbolicLink(_)) => None,
+        found => found?,
+    };
+    let Some(folder) = found else { return Ok((None, Vec::new())) };
     let mut names = Vec::new();
     let mut broken = None;
     folder.each(|entry, kind| {
@@ -161,15 +166,35 @@ impl Met {
     pub fn name(&self) -> &[u8] {
         self.path.rsplit(|b| *b == b'/').next().unwrap_or_default()
     }
+}
 
-    /// Its path as text.
-    ///
-    /// # Errors
-    /// [`VaultError::NameNotUtf8`].
-    pub fn text(&self) -> Result<&str, VaultError> {
-        std::str::from_utf8(&self.path)
-            .map_err(|_| VaultError::NameNotUtf8(String::from_utf8_lossy(&self.path).into_owned()))
+/// A path as text. A byte that is no UTF-8 becomes NUL, which no path has, and two hexadecimal digits.
+pub fn path_text(path: &[u8]) -> String {
+    let mut text = String::with_capacity(path.len());
+    for chunk in path.utf8_chunks() {
+        text.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            text.push_str(&format!("\0{byte:02x}"));
+        }
     }
+    text
+}
+
+/// The path that a text of [`path_text`] stands for.
+pub fn path_bytes(text: &str) -> Vec<u8> {
+    let mut parts = text.split('\0');
+    let mut path = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2).unwrap_or((part, ""));
+        path.extend(u8::from_str_radix(digits, 16));
+        path.extend_from_slice(rest.as_bytes());
+    }
+    path
+}
+
+/// Whether a text of [`path_text`] is the path itself, so that it can be shown.
+pub fn is_utf8(text: &str) -> bool {
+    !text.contains('\0')
 }
 
 /// All that lies below a folder, links not followed.
@@ -266,20 +291,18 @@ pub fn newest(tree: &Tree, count: usize) -> Result<Vec<(String, String)>, VaultE
 
 /// Entries of the given dates, by their headings.
 pub fn entries_of(tree: &Tree, dates: &[String]) -> usize {
-    let count = |path: &str| match tree.text(path) {
-        Ok(Some(content)) => daily::count_entries(&content),
+    let count = |path: &[u8]| match tree.read_raw(path) {
+        Ok(Some(bytes)) => text::decode(bytes).map_or(0, |content| daily::count_entries(&content)),
         _ => 0,
     };
     let mut total = 0;
     for date in dates {
-        total += count(&format!("{DAILY}/{date}.md"));
+        total += count(format!("{DAILY}/{date}.md").as_bytes());
         let Ok(Some(folder)) = tree.folder(&format!("{DAILY}/{date}")) else { continue };
         let Ok(walk) = walk(&folder) else { continue };
         for met in walk.files.iter().filter(|met| met.kind == Kind::File) {
-            if let Ok(path) = met.text()
-                && path.ends_with(".md")
-            {
-                total += count(&format!("{DAILY}/{date}/{path}"));
+            if met.path.ends_with(b".md") {
+                total += count(&[format!("{DAILY}/{date}/").as_bytes(), &met.path].concat());
             }
         }
     }
@@ -324,9 +347,18 @@ mod tests {
         let tree = Tree::open(&root).unwrap();
         let walk = walk(&tree.folder("a").unwrap().unwrap()).unwrap();
         let mut met: Vec<_> =
-            walk.files.iter().map(|met| (met.text().unwrap(), met.kind)).collect();
-        met.sort_by_key(|(path, _)| *path);
-        assert_eq!(met, [("b/f", Kind::File), ("up", Kind::Link)]);
+            walk.files.iter().map(|met| (path_text(&met.path), met.kind)).collect();
+        met.sort_by(|(one, _), (other, _)| one.cmp(other));
+        assert_eq!(met, [("b/f".to_owned(), Kind::File), ("up".to_owned(), Kind::Link)]);
         assert!(walk.unreadable.is_empty());
+    }
+
+    #[test]
+    fn names_that_are_no_utf8_come_back() {
+        for path in [&b"a/\xff\xfeb\xc3"[..], b"", b"\xe9", "\u{e9}/x".as_bytes()] {
+            let text = path_text(path);
+            assert_eq!(path_bytes(&text), path);
+            assert_eq!(is_utf8(&text), std::str::from_utf8(path).is_ok());
+        }
     }
 }

@@ -113,6 +113,17 @@ fn parent(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
 
+/// What a resolution of `path` means; `None` if nothing is there.
+fn resolved(found: Result<OwnedFd, Errno>, path: &str) -> Result<Option<OwnedFd>, VaultError> {
+    match found {
+        Ok(handle) => Ok(Some(handle)),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(Errno::XDEV) => Err(VaultError::Outside(path.to_owned())),
+        Err(Errno::LOOP) => Err(VaultError::SymbolicLink(path.to_owned())),
+        Err(error) => Err(io_error("open", path, error)),
+    }
+}
+
 impl Tree {
     /// Opens the folder at `path`, which is absolute and resolved.
     ///
@@ -224,13 +235,7 @@ impl Tree {
         flags: OFlags,
         links: Links,
     ) -> Result<Option<OwnedFd>, VaultError> {
-        match self.resolve(path.as_bytes(), flags, links) {
-            Ok(handle) => Ok(Some(handle)),
-            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-            Err(Errno::XDEV) => Err(VaultError::Outside(path.to_owned())),
-            Err(Errno::LOOP) => Err(VaultError::SymbolicLink(path.to_owned())),
-            Err(error) => Err(io_error("open", path, error)),
-        }
+        resolved(self.resolve(path.as_bytes(), flags, links), path)
     }
 
     /// Refuses `path` if it leads out of the workspace; what does not exist does not.
@@ -245,8 +250,13 @@ impl Tree {
         }
     }
 
+    /// State of what `path` leads to; a loop of links leads nowhere.
     fn stat(&self, path: &str) -> Result<Option<Stat>, VaultError> {
-        match self.resolve_maybe(path, LOOK, Links::Inside)? {
+        let found = match self.resolve_maybe(path, LOOK, Links::Inside) {
+            Err(VaultError::SymbolicLink(_)) => None,
+            found => found?,
+        };
+        match found {
             Some(handle) => rustix::fs::fstat(handle)
                 .map(Some)
                 .map_err(|error| io_error("look at", path, error)),
@@ -332,9 +342,18 @@ impl Tree {
     /// # Errors
     /// [`VaultError`].
     pub fn read(&self, path: &str) -> Result<Option<Vec<u8>>, VaultError> {
+        self.read_raw(path.as_bytes())
+    }
+
+    /// As [`Tree::read`], for a path that may not be UTF-8.
+    ///
+    /// # Errors
+    /// [`VaultError`].
+    pub fn read_raw(&self, path: &[u8]) -> Result<Option<Vec<u8>>, VaultError> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
-        match self.resolve_maybe(path, flags, Links::Inside)? {
-            Some(handle) => read_all(handle, path, Vec::new()).map(Some),
+        let shown = String::from_utf8_lossy(path);
+        match resolved(self.resolve(path, flags, Links::Inside), &shown)? {
+            Some(handle) => read_all(handle, &shown, Vec::new()).map(Some),
             None => Ok(None),
         }
     }

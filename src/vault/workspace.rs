@@ -176,18 +176,29 @@ impl Workspace {
         self.entropy.lock().unwrap_or_else(PoisonError::into_inner).fill(bytes);
     }
 
-    /// Refuses to go on if a managed path leads out of the workspace.
+    /// Refuses to go on if a managed path leads out of the workspace, or around in a loop.
     pub(super) fn confine(&self) -> Result<(), VaultError> {
+        Self::managed_paths().try_for_each(|path| self.tree.confine(path))
+    }
+
+    /// As [`Workspace::confine`], for a report: a loop of links, which leads nowhere, is a finding there.
+    fn confine_for_report(&self) -> Result<(), VaultError> {
+        Self::managed_paths().try_for_each(|path| match self.tree.confine(path) {
+            Err(VaultError::SymbolicLink(_)) => Ok(()),
+            done => done,
+        })
+    }
+
+    fn managed_paths() -> impl Iterator<Item = &'static str> {
         let sources = Source::ALL.map(Source::path);
         let single = [VAULT, INDEX, MARKER, lock::FOLDER, lock::PATH, RUNTIME, COMMAND_FOLDER];
         let templates = IGNORE_FILES.iter().chain(&SKILLS).chain([&PROTOCOL_GUIDE]);
-        let paths = FOLDERS
+        FOLDERS
             .into_iter()
             .chain(sources)
             .chain(single)
             .chain(GUIDES)
-            .chain(templates.map(|template| template.path));
-        paths.into_iter().try_for_each(|path| self.tree.confine(path))
+            .chain(templates.map(|template| template.path))
     }
 
     /// The marker's text.
@@ -211,7 +222,7 @@ impl Workspace {
 
     /// Whether there is a vault without a marker.
     fn is_legacy(&self) -> Result<bool, VaultError> {
-        Ok(self.tree.kind(INDEX)? == Some(Kind::File)
+        Ok(self.tree.own_kind(INDEX)? == Some(Kind::File)
             || !scan::page_names(&self.tree)?.1.is_empty()
             || !scan::daily(&self.tree)?.is_empty())
     }
@@ -221,7 +232,10 @@ impl Workspace {
     /// # Errors
     /// [`VaultError`].
     pub fn runtime(&self) -> Result<(Runtime, Standing), VaultError> {
-        self.tree.confine(RUNTIME)?;
+        match self.tree.confine(RUNTIME) {
+            Ok(()) | Err(VaultError::SymbolicLink(_)) => {}
+            Err(error) => return Err(error),
+        }
         let found = match self.tree.own_kind(RUNTIME)? {
             None => FoundRuntime::Missing,
             Some(Kind::File) => match self.tree.text(RUNTIME) {
@@ -271,14 +285,13 @@ impl Workspace {
     /// # Errors
     /// [`VaultError`].
     pub fn protocol(&self) -> Result<ProtocolReport, VaultError> {
-        self.confine()?;
+        self.confine_for_report()?;
         let (runtime, _) = self.runtime()?;
-        Ok(report::protocol(
-            self.marker()?,
-            runtime,
-            self.at(RUNTIME),
-            self.at(PROTOCOL_GUIDE.path),
-        ))
+        let marker = self.marker()?;
+        if marker.value.has_lone_surrogate() {
+            return Err(lone_surrogate());
+        }
+        Ok(report::protocol(marker, runtime, self.at(RUNTIME), self.at(PROTOCOL_GUIDE.path)))
     }
 
     /// `search`: lines of pages that contain `query`, in the order of the index, at most `limit` of
@@ -375,11 +388,18 @@ impl Workspace {
         for source in Source::ALL {
             let text = match self.tree.text(source.path()) {
                 Ok(Some(text)) => text,
-                Ok(None) | Err(VaultError::Io { .. } | VaultError::NotRegular(_)) => continue,
+                Ok(None)
+                | Err(
+                    VaultError::Io { .. } | VaultError::NotRegular(_) | VaultError::SymbolicLink(_),
+                ) => continue,
                 Err(error) => return Err(error),
             };
-            if let Ok(value) = json::parse(&text) {
-                return Ok(state::import(source, &value));
+            match json::parse(&text) {
+                // What cannot be written again is as what cannot be read.
+                Ok(value) if !value.has_lone_surrogate() => {
+                    return Ok(state::import(source, &value));
+                }
+                _ => {}
             }
         }
         Ok(State::default())
@@ -427,7 +447,7 @@ impl Workspace {
         let mut missing = Vec::new();
         let mut foreign = Vec::new();
         let stamped = |text: &str| text.contains(adapter::STAMP);
-        if self.tree.kind(INDEX)? != Some(Kind::File) {
+        if self.tree.own_kind(INDEX)? != Some(Kind::File) {
             missing.push("index.md");
         }
         if !marker.valid {
@@ -468,9 +488,23 @@ impl Workspace {
     /// `inspect` and `status`: the condition of the vault.
     ///
     /// # Errors
-    /// [`VaultError`].
+    /// [`VaultError`], also where a finding could not be written as UTF-8.
     pub fn inspect(&self) -> Result<Inspection, VaultError> {
-        self.confine()?;
+        let (inspection, unwritable) = self.examine()?;
+        unwritable.map_or(Ok(inspection), Err)
+    }
+
+    /// The same as a card of Markdown, which counts findings and names none.
+    ///
+    /// # Errors
+    /// [`VaultError`].
+    pub fn card(&self) -> Result<String, VaultError> {
+        Ok(self.examine()?.0.card())
+    }
+
+    /// The condition of the vault, and what of it cannot be written as UTF-8.
+    fn examine(&self) -> Result<(Inspection, Option<VaultError>), VaultError> {
+        self.confine_for_report()?;
         // Git works while the files are read.
         let root = self.root();
         std::thread::scope(|scope| {
@@ -492,7 +526,8 @@ impl Workspace {
                 None => Git::unavailable(),
             };
             facts.storage = inventory.storage;
-            Ok(report::inspect(self.root.clone(), self.at(VAULT), state, facts))
+            let unwritable = unwritable(&facts);
+            Ok((report::inspect(self.root.clone(), self.at(VAULT), state, facts), unwritable))
         })
     }
 
@@ -525,18 +560,18 @@ impl Workspace {
                 _ => None,
             });
             for (met, measured) in run.iter().zip(measured) {
-                let path = met.text()?;
-                if met.kind == Kind::Link {
-                    inventory.storage.symlinks.push(path.to_owned());
-                }
+                let path = scan::path_text(&met.path);
                 if let Some((size, modified, readable)) = measured {
-                    inventory.add(path, size, readable);
+                    inventory.add(&path, size, readable);
                     newest = newest.max(Some(modified));
+                }
+                if met.kind == Kind::Link {
+                    inventory.storage.symlinks.push(path);
                 }
             }
         }
         for folder in &walk.unreadable {
-            inventory.storage.unreadable_files.push(String::from_utf8_lossy(folder).into_owned());
+            inventory.storage.unreadable_files.push(scan::path_text(folder));
         }
         inventory.storage.symlinks.sort_unstable();
         inventory.storage.unreadable_files.sort_unstable();
@@ -561,7 +596,8 @@ impl Workspace {
         let others: Vec<&String> =
             inventory.markdown.iter().filter(|path| !is_page(path)).collect();
         let conflicting = scan::side_by_side(&others, |path| {
-            let bytes = self.tree.read(&format!("{VAULT}/{path}")).ok().flatten();
+            let path = scan::path_bytes(&format!("{VAULT}/{path}"));
+            let bytes = self.tree.read_raw(&path).ok().flatten();
             bytes.and_then(decode).is_some_and(|text| has_conflict(&text))
         });
         let mut conflicts: Vec<String> = others
@@ -580,7 +616,10 @@ impl Workspace {
         let facts = Facts {
             pages: looked.into_iter().map(|page| page.fact).collect(),
             daily: scan::daily(&self.tree)?.len(),
-            index: self.tree.text(INDEX)?,
+            index: match self.tree.own_kind(INDEX)? {
+                Some(Kind::File) => self.tree.text(INDEX)?,
+                _ => None,
+            },
             marker,
             runtime,
             missing,
@@ -593,6 +632,33 @@ impl Workspace {
         };
         Ok((self.state()?, facts))
     }
+}
+
+/// A finding that would have to be named and is not UTF-8.
+fn unwritable(facts: &Facts) -> Option<VaultError> {
+    if facts.marker.value.has_lone_surrogate() {
+        return Some(lone_surrogate());
+    }
+    let Facts { storage, git, conflicts, .. } = facts;
+    [
+        &storage.symlinks,
+        &storage.unreadable_files,
+        conflicts,
+        &git.untracked_durable_files,
+        &git.ignored_durable_files,
+    ]
+    .into_iter()
+    .flatten()
+    .find(|path| !scan::is_utf8(path))
+    .map(|path| {
+        let path = scan::path_bytes(path);
+        VaultError::NameNotUtf8(String::from_utf8_lossy(&path).into_owned())
+    })
+}
+
+/// Why a marker cannot be shown.
+fn lone_surrogate() -> VaultError {
+    MarkerError::Broken("a string in it has a lone surrogate".into()).into()
 }
 
 /// What lies below the vault.

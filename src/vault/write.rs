@@ -4,8 +4,6 @@
 
 use std::cell::RefCell;
 
-use serde_json::Value;
-
 use super::clock::zoned;
 use super::error::VaultError;
 use super::lock::Lock;
@@ -14,6 +12,7 @@ use super::plan::adapter::{
 };
 use super::plan::daily::{self, Kind as EntryKind};
 use super::plan::engine::Standing;
+use super::plan::json::{self, Json};
 use super::plan::marker::{self, MarkerError, RUNTIME};
 use super::plan::payload::{AppendInput, EndInput, PageInput, PayloadError};
 use super::plan::report::{
@@ -22,7 +21,7 @@ use super::plan::report::{
 };
 use super::plan::state::State;
 use super::plan::text::{decode, strip};
-use super::plan::{index, json, name, page};
+use super::plan::{index, name, page};
 use super::scan::{self, DAILY, PAGES, VAULT};
 use super::sweep;
 use super::tree::{Kind, Place};
@@ -199,7 +198,7 @@ impl Session<'_> {
 
 impl Workspace {
     /// The marker's value if `init` may take the vault over; `None` if there is no marker.
-    fn setup_gate(&self) -> Result<Option<Value>, VaultError> {
+    fn setup_gate(&self) -> Result<Option<Json>, VaultError> {
         match marker::parse(self.marker_text()?.as_deref()) {
             Ok(value) => {
                 marker::init_gate(&value)?;
@@ -553,7 +552,7 @@ impl Workspace {
     fn put_structure(
         &self,
         session: &Session<'_>,
-        marker: Option<&Value>,
+        marker: Option<&Json>,
         plan: AdapterPlan,
     ) -> Result<Adapters, VaultError> {
         session.may_write()?;

@@ -1,9 +1,9 @@
 //! The protocol marker `EchoesVault/.echoes-vault.json` and the gate that it is (specification,
 //! section 6).
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::json as text;
+use super::json::{self as text, Json};
 use super::page::REQUIRED;
 
 /// The protocol that this engine writes, and no other.
@@ -14,15 +14,15 @@ pub const SCHEMA: u64 = 3;
 pub const RUNTIME: &str = ".echoes-vault/echoes_vault.py";
 
 /// The marker's one value.
-pub fn canonical() -> Value {
-    json!({
+pub fn canonical() -> Json {
+    Json::from(json!({
         "schemaVersion": SCHEMA,
         "protocolVersion": PROTOCOL,
         "generatedIndex": true,
         "dailyLayout": "unique-files-v1",
         "runtime": RUNTIME,
         "requiredFrontmatter": REQUIRED,
-    })
+    }))
 }
 
 /// Why a marker does not let a writer through.
@@ -53,7 +53,7 @@ pub enum MarkerError {
 ///
 /// # Errors
 /// [`MarkerError::Absent`] or [`MarkerError::Broken`].
-pub fn parse(file: Option<&str>) -> Result<Value, MarkerError> {
+pub fn parse(file: Option<&str>) -> Result<Json, MarkerError> {
     let file = file.ok_or(MarkerError::Absent)?;
     match text::parse(file) {
         Ok(value) if value.is_object() => Ok(value),
@@ -62,16 +62,16 @@ pub fn parse(file: Option<&str>) -> Result<Value, MarkerError> {
     }
 }
 
-fn unsupported(found: &Value) -> MarkerError {
-    MarkerError::Unsupported { found: found.to_string() }
+fn unsupported(found: &Json) -> MarkerError {
+    MarkerError::Unsupported { found: text::pretty(found).trim_end().to_owned() }
 }
 
 /// Whether a writer may change the vault that this marker describes.
 ///
 /// # Errors
 /// [`MarkerError`].
-pub fn gate(value: &Value) -> Result<(), MarkerError> {
-    let null = Value::Null;
+pub fn gate(value: &Json) -> Result<(), MarkerError> {
+    let null = Json::Null;
     let found = value.get("protocolVersion").unwrap_or(&null);
     if found.as_str() != Some(PROTOCOL) {
         return Err(unsupported(found));
@@ -93,10 +93,10 @@ pub fn gate(value: &Value) -> Result<(), MarkerError> {
 ///
 /// # Errors
 /// [`MarkerError::Unsupported`].
-pub fn init_gate(value: &Value) -> Result<(), MarkerError> {
+pub fn init_gate(value: &Json) -> Result<(), MarkerError> {
     match value.get("protocolVersion") {
-        None | Some(Value::Null) => Ok(()),
-        Some(Value::String(version)) if version == PROTOCOL => Ok(()),
+        None | Some(Json::Null) => Ok(()),
+        Some(version) if version.as_str() == Some(PROTOCOL) => Ok(()),
         Some(other) => Err(unsupported(other)),
     }
 }
@@ -104,6 +104,15 @@ pub fn init_gate(value: &Value) -> Result<(), MarkerError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
+
+    fn gate(value: &Value) -> Result<(), MarkerError> {
+        super::gate(&value.clone().into())
+    }
+
+    fn canonical() -> Value {
+        serde_json::from_str(&text::pretty(&super::canonical())).unwrap()
+    }
 
     #[test]
     fn the_gate_wants_the_exact_version() {
@@ -133,9 +142,9 @@ mod tests {
         for marker in
             [json!({}), json!({"protocolVersion": null}), json!({"protocolVersion": "1.0.0"})]
         {
-            init_gate(&marker).unwrap();
+            init_gate(&marker.into()).unwrap();
         }
-        assert!(init_gate(&json!({"protocolVersion": "2.0.0"})).is_err());
+        assert!(init_gate(&json!({"protocolVersion": "2.0.0"}).into()).is_err());
         assert_eq!(parse(None), Err(MarkerError::Absent));
         assert!(matches!(parse(Some("[]")), Err(MarkerError::Broken(_))));
     }

@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use super::index;
+use super::json;
 use super::text::{collapse, fold, has_conflict, is_space, lines, strip};
 
 /// Most characters (Unicode scalar values) of a summary.
@@ -126,7 +127,10 @@ fn scalar(key: &'static str, rest: &str) -> Result<String, PageError> {
         return Err(PageError::NotInline(key));
     }
     if rest.starts_with('"') {
-        return serde_json::from_str(rest).map_err(|_| PageError::Quoted(key));
+        let value = json::parse(rest).map_err(|_| PageError::Quoted(key))?;
+        // A summary is shown, so it must be fit for that.
+        let text = if key == "summary" { value.as_str() } else { value.lossy() };
+        return text.map(str::to_owned).ok_or(PageError::Quoted(key));
     }
     if let Some(inner) = rest.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\'')) {
         return Ok(inner.replace("''", "'"));
@@ -349,6 +353,8 @@ mod tests {
         assert_eq!(read("\"a\\u00e9\"").unwrap(), "aé");
         assert_eq!(read("x # y").unwrap(), "x # y");
         assert!(read("\"a\tb\"").is_err());
+        assert!(read("\"\\ud800\"").is_err());
+        assert!(scalar("type", "\"\\ud800\"").is_ok());
     }
 
     #[test]

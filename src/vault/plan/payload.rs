@@ -1,9 +1,7 @@
 //! What a caller hands over: typed inputs, and how they are read from a JSON payload
 //! (specification, sections 12.8 to 12.11).
 
-use serde_json::Value;
-
-use super::json;
+use super::json::{self, Json};
 use super::text::strip;
 
 /// A page that a caller proposes.
@@ -51,7 +49,7 @@ pub enum PayloadError {
     /// Another JSON value than an object.
     #[error("the payload must be a JSON object")]
     NotObject,
-    /// A member that must be a string with something in it.
+    /// A member that must be a string with something in it, and without lone surrogates.
     #[error("'{0}' must be a non-empty string")]
     Text(&'static str),
     /// A member that must be a string, if it is there.
@@ -69,24 +67,27 @@ pub enum PayloadError {
 ///
 /// # Errors
 /// [`PayloadError`].
-pub fn parse(bytes: Vec<u8>) -> Result<Value, PayloadError> {
+pub fn parse(bytes: Vec<u8>) -> Result<Json, PayloadError> {
     let text = super::text::decode(bytes).ok_or(PayloadError::NotUtf8)?;
     let value = json::parse(&text).map_err(PayloadError::NotJson)?;
     if value.is_object() { Ok(value) } else { Err(PayloadError::NotObject) }
 }
 
-fn wanted(value: &Value, member: &'static str) -> Result<String, PayloadError> {
-    match value.get(member).and_then(Value::as_str) {
+fn wanted(value: &Json, member: &'static str) -> Result<String, PayloadError> {
+    match value.get(member).and_then(Json::as_str) {
         Some(text) if !strip(text).is_empty() => Ok(text.to_owned()),
         _ => Err(PayloadError::Text(member)),
     }
 }
 
 /// An agent's name. Whatever counts as false in Python is as absent.
-fn agent(value: &Value) -> Result<Option<String>, PayloadError> {
+fn agent(value: &Json) -> Result<Option<String>, PayloadError> {
     match value.get("agent") {
-        Some(Value::String(agent)) if !agent.is_empty() => Ok(Some(agent.clone())),
-        Some(other) if json::truthy(other) => Err(PayloadError::NotText("agent")),
+        Some(agent) if json::truthy(agent) => match agent.lossy() {
+            // Whatever is no letter, digit, dot or line of ASCII becomes a dash, lone surrogates too.
+            Some(name) => Ok(Some(name.to_owned())),
+            None => Err(PayloadError::NotText("agent")),
+        },
         _ => Ok(None),
     }
 }
@@ -95,7 +96,7 @@ fn agent(value: &Value) -> Result<Option<String>, PayloadError> {
 ///
 /// # Errors
 /// [`PayloadError`].
-pub fn append(value: &Value) -> Result<AppendInput, PayloadError> {
+pub fn append(value: &Json) -> Result<AppendInput, PayloadError> {
     Ok(AppendInput { entry: wanted(value, "entry")?, agent: agent(value)? })
 }
 
@@ -103,18 +104,20 @@ pub fn append(value: &Value) -> Result<AppendInput, PayloadError> {
 ///
 /// # Errors
 /// [`PayloadError`].
-pub fn page(value: &Value) -> Result<PageInput, PayloadError> {
+pub fn page(value: &Json) -> Result<PageInput, PayloadError> {
     let index_description = match value.get("indexDescription") {
-        None | Some(Value::Null) => None,
-        Some(Value::String(text)) => Some(text.clone()),
-        Some(_) => return Err(PayloadError::NotText("indexDescription")),
+        None | Some(Json::Null) => None,
+        Some(other) => {
+            let text = other.as_str().ok_or(PayloadError::NotText("indexDescription"))?;
+            Some(text.to_owned())
+        }
     };
     Ok(PageInput {
         filename: wanted(value, "filename")?,
         content: wanted(value, "content")?,
         index_description,
         // Anything else is as absent: a new page needs none, an existing one is refused without.
-        expected_sha256: value.get("expectedSha256").and_then(Value::as_str).map(str::to_owned),
+        expected_sha256: value.get("expectedSha256").and_then(Json::as_str).map(str::to_owned),
     })
 }
 
@@ -122,16 +125,18 @@ pub fn page(value: &Value) -> Result<PageInput, PayloadError> {
 ///
 /// # Errors
 /// [`PayloadError`].
-pub fn end(value: &Value) -> Result<EndInput, PayloadError> {
+pub fn end(value: &Json) -> Result<EndInput, PayloadError> {
     let daily_summary = wanted(value, "dailySummary")?;
-    let none = Value::Array(Vec::new());
-    let pages = value.get("pages").unwrap_or(&none).as_array().ok_or(PayloadError::Pages)?;
-    if !pages.iter().all(Value::is_object) {
+    let pages = match value.get("pages") {
+        Some(pages) => pages.as_list().ok_or(PayloadError::Pages)?,
+        None => &[],
+    };
+    if !pages.iter().all(Json::is_object) {
         return Err(PayloadError::Pages);
     }
     match value.get("indexUpdates") {
-        None | Some(Value::Null) => {}
-        Some(Value::Array(updates)) if updates.is_empty() => {}
+        None | Some(Json::Null) => {}
+        Some(Json::List(updates)) if updates.is_empty() => {}
         Some(_) => return Err(PayloadError::IndexUpdates),
     }
     let pages = pages.iter().map(page).collect::<Result<_, _>>()?;
@@ -141,14 +146,25 @@ pub fn end(value: &Value) -> Result<EndInput, PayloadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    fn append(value: &Value) -> Result<AppendInput, PayloadError> {
+        super::append(&value.clone().into())
+    }
+
+    fn end(value: &Value) -> Result<EndInput, PayloadError> {
+        super::end(&value.clone().into())
+    }
 
     #[test]
     fn payloads_are_single_objects() {
         for bytes in [&b""[..], b"[]", b"{} x", b"\xef\xbb\xbf{}", b"{,}", b"\xff"] {
             assert!(parse(bytes.to_vec()).is_err(), "{bytes:?}");
         }
-        assert_eq!(parse(b" {\"entry\":\r\n\"x\"} ".to_vec()).unwrap(), json!({"entry": "x"}));
+        assert_eq!(
+            parse(b" {\"entry\":\r\n\"x\"} ".to_vec()).unwrap(),
+            json!({"entry": "x"}).into()
+        );
     }
 
     #[test]
@@ -172,5 +188,16 @@ mod tests {
             end(&json!({"dailySummary": "x", "indexUpdates": 0})),
             Err(PayloadError::IndexUpdates)
         );
+    }
+
+    #[test]
+    fn only_what_is_used_must_be_writable() {
+        let read = |text: &str| super::append(&parse(text.into()).unwrap());
+        let odd = format!("1e400, [{}], \"\\udc00\", {{\"\\ud800\": NaN}}", "9".repeat(400));
+        let entry =
+            read(&format!("{{\"entry\": \"x\", \"y\": [{odd}], \"agent\": \"a\\ud800b\"}}"));
+        assert_eq!(entry.unwrap().agent.as_deref(), Some("a\u{fffd}b"));
+        assert_eq!(read("{\"entry\": \"x\\ud800\"}"), Err(PayloadError::Text("entry")));
+        assert_eq!(read("{\"entry\": NaN}"), Err(PayloadError::Text("entry")));
     }
 }

@@ -4,12 +4,11 @@
 use std::collections::HashSet;
 
 use serde::Serialize;
-use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::engine::{ADAPTER, ENGINE, Runtime};
 use super::index;
-use super::json;
+use super::json::{self, Json};
 use super::marker::{self, PROTOCOL};
 use super::name;
 use super::page::Meta;
@@ -294,7 +293,7 @@ pub struct MarkerReport {
     /// Whether a writer may go on.
     pub valid: bool,
     /// Its value as read.
-    pub value: Value,
+    pub value: Json,
     /// What is wrong with it.
     pub error: Option<String>,
 }
@@ -307,7 +306,7 @@ pub fn marker_report(text: Option<&str>) -> MarkerReport {
             let error = marker::gate(&value).err();
             (value, error)
         }
-        Err(error) => (Value::Null, Some(error)),
+        Err(error) => (Json::Null, Some(error)),
     };
     MarkerReport {
         exists,
@@ -326,7 +325,7 @@ pub struct ProtocolReport {
     codex_adapter_version: &'static str,
     engine_version: &'static str,
     supported_protocol_version: &'static str,
-    vault_protocol_version: Value,
+    vault_protocol_version: Json,
     marker: MarkerReport,
     project_runtime: Runtime,
     runtime: String,
@@ -347,7 +346,7 @@ pub fn protocol(
         codex_adapter_version: ADAPTER,
         engine_version: ENGINE,
         supported_protocol_version: PROTOCOL,
-        vault_protocol_version: marker.value.get("protocolVersion").cloned().unwrap_or_default(),
+        vault_protocol_version: marker.value.get("protocolVersion").cloned().unwrap_or(Json::Null),
         marker,
         project_runtime,
         runtime,

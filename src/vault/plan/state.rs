@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::engine::ENGINE;
-use super::json;
+use super::json::{self, Json};
 use super::marker::PROTOCOL;
 
 /// Version of the state's shape.
@@ -33,13 +33,13 @@ pub struct State {
 #[serde(rename_all = "camelCase")]
 pub struct Session {
     /// Whether one has been started.
-    pub started: Value,
+    pub started: Json,
     /// Whether it has been saved.
-    pub saved: Value,
+    pub saved: Json,
     /// When it was started: local time with offset, or null.
-    pub last_start: Value,
+    pub last_start: Json,
     /// When one was saved last.
-    pub last_save: Value,
+    pub last_save: Json,
 }
 
 /// Counts over the vault.
@@ -74,8 +74,8 @@ impl Default for State {
             session: Session {
                 started: false.into(),
                 saved: false.into(),
-                last_start: Value::Null,
-                last_save: Value::Null,
+                last_start: Json::Null,
+                last_save: Json::Null,
             },
             stats: Stats::default(),
             last_writer: Writer::default(),
@@ -116,19 +116,19 @@ impl Source {
     }
 }
 
-fn text_member(value: &Value, member: &str) -> Option<String> {
-    value.get(member).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+fn text_member(value: &Json, member: &str) -> Option<String> {
+    value.get(member).and_then(Json::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
 /// The state that a file's value means. A value that is no object means nothing.
-pub fn import(source: Source, value: &Value) -> State {
+pub fn import(source: Source, value: &Json) -> State {
     let mut state = State::default();
     if !value.is_object() {
         return state;
     }
     state.initialized = value.get("initialized").is_some_and(json::truthy);
     if let Some(session) = value.get("session").filter(|session| session.is_object()) {
-        let take = |member: &str, into: &mut Value| {
+        let take = |member: &str, into: &mut Json| {
             if let Some(value) = session.get(member) {
                 *into = value.clone();
             }
@@ -153,19 +153,19 @@ pub fn import(source: Source, value: &Value) -> State {
 }
 
 /// What is wrong with the own state file's value; `None` if nothing is.
-pub fn fault(value: &Value) -> Option<&'static str> {
-    let is = |member: &str, should: &Value| {
-        value.get(member).is_some_and(|value| json::equal(value, should))
+pub fn fault(value: &Json) -> Option<&'static str> {
+    let is = |member: &str, should: Value| {
+        value.get(member).is_some_and(|value| json::equal(value, &should.into()))
     };
     if !value.is_object() {
         Some("the state is not a JSON object")
-    } else if !is("version", &VERSION.into()) {
+    } else if !is("version", VERSION.into()) {
         Some("the state has another version")
-    } else if !is("protocolVersion", &PROTOCOL.into()) {
+    } else if !is("protocolVersion", PROTOCOL.into()) {
         Some("the state belongs to another protocol")
-    } else if !is("engineVersion", &ENGINE.into()) {
+    } else if !is("engineVersion", ENGINE.into()) {
         Some("the state was written by another engine version")
-    } else if !value.get("lastWriter").is_some_and(Value::is_object) {
+    } else if !value.get("lastWriter").is_some_and(Json::is_object) {
         Some("the state does not say who wrote last")
     } else {
         None
@@ -180,19 +180,20 @@ mod tests {
     #[test]
     fn old_states_are_taken_over_member_by_member() {
         let old = json!({"initialized": 1, "session": {"started": "yes", "x": 1}, "pluginVersion": "0.9"});
-        let state = import(Source::Codex, &old);
+        let state = import(Source::Codex, &old.clone().into());
         assert!(state.initialized);
-        assert_eq!(state.session.started, json!("yes"));
-        assert_eq!(state.session.saved, json!(false));
+        assert_eq!(state.session.started, json!("yes").into());
+        assert_eq!(state.session.saved, json!(false).into());
         assert_eq!(state.last_writer.agent.as_deref(), Some("codex"));
         assert_eq!(state.last_writer.adapter_version.as_deref(), Some("0.9"));
-        assert_eq!(import(Source::Own, &old).last_writer, Writer::default());
-        assert_eq!(import(Source::Own, &json!([])), State::default());
+        assert_eq!(import(Source::Own, &old.into()).last_writer, Writer::default());
+        assert_eq!(import(Source::Own, &json!([]).into()), State::default());
     }
 
     #[test]
     fn faults_come_in_their_order() {
-        let good = serde_json::to_value(State::default()).unwrap();
+        let fault = |value: &Value| super::fault(&value.clone().into());
+        let good: Value = serde_json::from_str(&json::pretty(&State::default())).unwrap();
         assert_eq!(fault(&good), None);
         let mut old = good.clone();
         old["version"] = json!(3);
