@@ -201,7 +201,7 @@ pub fn run(
     });
     // Reads of the identity files may still be under way; nothing waits for them.
     runtime.shutdown_background();
-    Ok(ran?)
+    ran
 }
 
 /// Runs the daemon until `stop` is cancelled.
