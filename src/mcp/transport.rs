@@ -1,5 +1,5 @@
 //! MCP's lines on stdin and stdout: what is no message is answered here, with its id where it has
-//! one; everything else goes to `rmcp`. Notes for [`Given`] what was read and written when.
+//! one; everything else goes to `rmcp`. Notes for `Given` what was read and written when.
 
 use std::io;
 use std::sync::Arc;
