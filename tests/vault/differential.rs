@@ -341,7 +341,7 @@ fn take(step: &Step, workspace: &Path, run: Run<'_>) -> String {
 }
 
 /// The result, or that there was a refusal, without what is free: times and messages.
-fn describe(answer: &Answer, workspace: &Path) -> String {
+pub fn describe(answer: &Answer, workspace: &Path) -> String {
     if answer.code != Some(0) {
         answer.refusal();
         return REFUSED.into();
@@ -378,7 +378,7 @@ fn hide_messages(value: &mut Value) {
 }
 
 /// All that is in a workspace, fit for comparing.
-fn contents(space: &Space) -> Vec<(String, u32, String)> {
+pub fn contents(space: &Space) -> Vec<(String, u32, String)> {
     let show = |bytes: &[u8]| mask(bytes, &space.root).escape_ascii().to_string();
     let mut files: Vec<_> = space
         .snapshot()
@@ -399,7 +399,7 @@ fn without<'a, T: PartialEq>(all: &'a [T], others: &[T]) -> Vec<&'a T> {
 }
 
 /// Copies a folder with all that is in it.
-fn copy(from: &Path, to: &Path) {
+pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -450,14 +450,14 @@ fn fits(bytes: &[u8], template: &[u8]) -> Option<usize> {
 }
 
 /// One Python process that runs many commands of the portable runtime.
-struct Driver {
+pub struct Driver {
     child: Child,
     requests: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
 impl Driver {
-    fn start(space: &Space) -> Self {
+    pub fn start(space: &Space) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vault/driver.py");
         let mut command = Command::new("python3");
         space.surround(&mut command);
@@ -469,7 +469,7 @@ impl Driver {
     }
 
     /// Runs a command as the workspace's own copy would.
-    fn run(&mut self, workspace: &Path, words: &[&str], stdin: &str) -> Answer {
+    pub fn run(&mut self, workspace: &Path, words: &[&str], stdin: &str) -> Answer {
         let mut all = vec!["--workspace", workspace.to_str().unwrap()];
         all.extend(words);
         let file = workspace.join(".echoes-vault/echoes_vault.py");

@@ -7,8 +7,10 @@
 mod crashes;
 mod differential;
 mod engines;
+mod full_disk;
 mod golden;
 mod hostile;
+mod odd;
 mod portable;
 mod races;
 mod runtimes;
