@@ -105,7 +105,7 @@ fn a_full_disk_is_named_and_leaves_everything_as_it_was() {
         return;
     };
     let text = |name: &str| fs::read_to_string(results.join(name)).unwrap();
-    assert_eq!(steps.len(), 15, "{steps:?}");
+    assert_eq!(steps.len(), 16, "{steps:?}");
     for (name, code) in &steps {
         let (out, err) = (text(&format!("out-{name}")), text(&format!("err-{name}")));
         if !name.ends_with("-full") || name == "inspect-full" {
