@@ -146,7 +146,8 @@ fn values_are_read_alike() {
 #[test]
 fn odd_files_are_findings_alike() {
     let mut pair = Pair::new();
-    let kinds: [(&str, fn(&Path)); 4] = [
+    type Make = fn(&Path);
+    let kinds: [(&str, Make); 4] = [
         ("folder", |path| fs::create_dir(path).unwrap()),
         ("pipe", |path| {
             assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
