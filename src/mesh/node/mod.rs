@@ -20,6 +20,7 @@ mod queries;
 mod relay;
 mod requests;
 mod roles;
+mod room_tokens;
 mod rooms;
 mod services;
 mod sync;

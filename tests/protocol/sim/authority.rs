@@ -20,6 +20,7 @@ use commsd::mesh::wire::scope::Scope;
 use super::support::{
     advert, answers, befriend, claim, create, dm, formed, has_one_coordinator, join, members,
     present, record, request, room_record, room_verb, say, send, state, to_room, told,
+    two_machines,
 };
 use super::world::{HostSpec, PORT, World, key};
 
@@ -439,13 +440,8 @@ fn a_successor_is_named_by_a_peer_of_our_own_user_only() {
 #[test]
 fn another_machine_is_let_in_by_an_agent_and_then_is_a_peer() {
     let mut world = World::new(9);
-    let near = world.host_as(HostSpec { listens: true, ..HostSpec::default() });
-    let far = world.host_as(HostSpec { machine: 1, listens: true, ..HostSpec::default() });
-    let (a, b) = (world.agent(near, "near"), world.agent(far, "far"));
-    world.start(near);
-    world.start(far);
     // Both hear each other's broadcast and knock; nobody is let in by itself.
-    world.run(5_000);
+    let ([near, far], [a, b]) = two_machines(&mut world);
     assert!(!present(&world, near).contains_key(&b));
     assert!(world.node(near).status().peers.iter().all(|peer| !peer.admitted));
     let request = world.find(&a, |event| match event {

@@ -17,7 +17,7 @@ use commsd::mesh::wire::frame::{ManageResponse, Outcome};
 use commsd::mesh::wire::scope::Scope;
 use commsd::mesh::wire::token::{self, MintRequest};
 
-use super::support::{all_see_all, answers, count, formed, is_full_mesh, request};
+use super::support::{all_see_all, answers, count, formed, is_full_mesh, request, two_machines};
 use super::world::{HostSpec, World};
 
 const KIND: &str = "x-commsd-vault";
@@ -306,12 +306,7 @@ fn shares_grants_and_tokens_outlive_a_crash() {
 #[test]
 fn agents_of_another_machine_ask_and_call_through_their_channel() {
     let mut world = World::new(12);
-    let near = world.host_as(HostSpec { listens: true, ..HostSpec::default() });
-    let far = world.host_as(HostSpec { machine: 1, listens: true, ..HostSpec::default() });
-    let (a, b) = (world.agent(near, "near"), world.agent(far, "far"));
-    world.start(near);
-    world.start(far);
-    world.run(5_000);
+    let ([near, far], [a, b]) = two_machines(&mut world);
     for (agent, host) in [(a, far), (b, near)] {
         let yes = Command::Accept(DecisionTarget::Connection(world.device(host)));
         assert_eq!(world.ask(agent, yes), Ok(CommandResult::Done));

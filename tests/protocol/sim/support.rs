@@ -16,7 +16,7 @@ use commsd::mesh::wire::frame::{self, Frame, ManageRequest, ManageResponse, Outc
 use commsd::mesh::wire::room_path::RoomPath;
 use commsd::mesh::wire::scope::Scope;
 
-use super::world::World;
+use super::world::{HostSpec, World};
 
 /// The bare answer ok.
 pub fn ok_response(request_id: u64) -> Frame {
@@ -150,6 +150,17 @@ pub fn formed(world: &mut World, hosts: usize) -> (Vec<usize>, Vec<DeviceId>) {
         is_full_mesh(world) && all_see_all(world) && has_one_coordinator(world)
     });
     (hosts, agents)
+}
+
+/// Two machines, each with a daemon that listens and an agent; by now each has knocked at the other.
+pub fn two_machines(world: &mut World) -> ([usize; 2], [DeviceId; 2]) {
+    let near = world.host_as(HostSpec { listens: true, ..HostSpec::default() });
+    let far = world.host_as(HostSpec { machine: 1, listens: true, ..HostSpec::default() });
+    let agents = [world.agent(near, "near"), world.agent(far, "far")];
+    world.start(near);
+    world.start(far);
+    world.run(5_000);
+    ([near, far], agents)
 }
 
 /// A room created by an agent.
