@@ -660,7 +660,8 @@ impl<'a> Pushed<'a> {
             DeliveryEvent::MemberJoined { agent, .. }
             | DeliveryEvent::MemberLeft { agent, .. }
             | DeliveryEvent::MemberStatus { agent, .. }
-            | DeliveryEvent::DeliveryStatus { agent, .. } => {
+            | DeliveryEvent::DeliveryStatus { agent, .. }
+            | DeliveryEvent::MessagesRead { agent, .. } => {
                 pushed.agent_name = node.shown_name(agent);
             }
             DeliveryEvent::RoomJoinRequest { requester_id, .. } => {

@@ -15,6 +15,8 @@ pub const MAX_BATCH: usize = 12 * 1024;
 const MIN_PART: usize = 1024;
 /// Characters of a name, path or reason within a line.
 const MAX_WORD: usize = 256;
+/// Message ids named in one line.
+const MAX_IDS: usize = 8;
 /// What every line of content begins with.
 const BAR: &str = "│ ";
 
@@ -218,6 +220,26 @@ fn line(event: &Event) -> String {
                 "· your message {} to {} {state}",
                 get("messageId"),
                 named("agent", "agentName")
+            )
+        }
+        "messages_read" => {
+            let ids = event.body.get("messageIds").and_then(Value::as_array);
+            let ids = ids.map(Vec::as_slice).unwrap_or_default();
+            let shown: Vec<String> = ids
+                .iter()
+                .take(MAX_IDS)
+                .filter_map(Value::as_str)
+                .map(|id| escape_untrusted(truncate_chars(id, MAX_WORD)).to_string())
+                .collect();
+            let more = match ids.len().saturating_sub(MAX_IDS) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!(
+                "· {} read {} of your messages: {}{more}",
+                named("agent", "agentName"),
+                ids.len(),
+                shown.join(", ")
             )
         }
         "invite_declined" => format!(
@@ -465,7 +487,8 @@ mod tests {
         fn no_member_of_an_event_leaves_its_line(
             kind in prop::sample::select(vec![
                 "room_invite", "room_join_request", "connection_request", "member_joined",
-                "member_left", "member_status", "delivery_status", "invite_declined",
+                "member_left", "member_status", "delivery_status", "messages_read",
+                "invite_declined",
                 "name_changed", "join_outcome", "capability_request", "capability_outcome",
                 "something_new",
             ]),
@@ -475,7 +498,7 @@ mod tests {
                 "agent": word, "agentName": word, "reason": word, "oldName": word,
                 "newName": word, "status": word, "requesterId": word, "name": word,
                 "peerId": word, "connectionId": word, "code": word, "capability": word, "scopePath": word,
-                "roomDescription": word, "messageId": word,
+                "roomDescription": word, "messageId": word, "messageIds": [word],
                 "delivery": {"status": word, "reason": word, "code": word}});
             let shown = block(&event(1, body));
             let breaks = shown.contains(['\n', '\r', '\u{2028}']);
