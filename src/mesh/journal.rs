@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::records::ConsentPolicy;
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
 
@@ -112,6 +113,13 @@ pub enum Record {
         agent: DeviceId,
         /// The conversation.
         path: String,
+    },
+    /// An agent has said who may begin conversations with it.
+    Consent {
+        /// Whose.
+        agent: DeviceId,
+        /// What it said.
+        policy: ConsentPolicy,
     },
     /// An agent holds the token of a room because it was invited, and has not joined.
     Invited {
@@ -282,6 +290,7 @@ impl Record {
             | Self::Outgoing { agent, .. }
             | Self::OutgoingDone { agent, .. }
             | Self::Opened { agent, .. }
+            | Self::Consent { agent, .. }
             | Self::Invited { agent, .. }
             | Self::InvitedDone { agent, .. }
             | Self::Asked { agent, .. }

@@ -516,6 +516,7 @@ mod tests {
     use crate::codec::time::UnixMillis;
     use crate::identity::device::DeviceId;
     use crate::identity::entropy::{Entropy as _, SeededEntropy};
+    use crate::mesh::records::ConsentPolicy;
     use crate::store::MemoryStore;
 
     const LIMIT: usize = 64 * 1024 * 1024;
@@ -866,6 +867,7 @@ mod tests {
             }),
             (agent(), seq()).prop_map(|(agent, number)| Record::OutgoingDone { agent, number }),
             (agent(), text()).prop_map(|(agent, path)| Record::Opened { agent, path }),
+            agent().prop_map(|agent| Record::Consent { agent, policy: ConsentPolicy::Open }),
             (agent(), text()).prop_map(|(agent, path)| Record::Invited { agent, path }),
             (agent(), text()).prop_map(|(agent, path)| Record::InvitedDone { agent, path }),
             (agent(), text()).prop_map(|(agent, id)| Record::Asked {

@@ -317,6 +317,7 @@ async fn names_with_one_slot_name_are_not_one_agent() {
             name: None,
             ephemeral: None,
             project_room: None,
+            harness_pid: None,
         })
         .await
         .unwrap_err();
@@ -432,6 +433,7 @@ async fn a_connection_that_detaches_is_nobody_and_may_become_somebody_else() {
         name: None,
         ephemeral: None,
         project_room: None,
+        harness_pid: None,
     };
     let bob = alice.client.call(attach("bob")).await.unwrap();
     assert_ne!(bob.agent, alice.id);
@@ -454,6 +456,7 @@ async fn a_directory_is_absolute_and_real_and_what_it_is_called_is_its_own_busin
             name: name.map(str::to_owned),
             ephemeral: None,
             project_room: None,
+            harness_pid: None,
         };
         client.call(params).await
     };

@@ -32,9 +32,9 @@ const AUTHOR_FIRST_MS: u64 = 20_000;
 const HAND_OVER_AGAIN_MS: u64 = 5_000;
 /// Answer to a copy that the recipient would not have taken from its author either.
 pub(super) const NOT_PERMITTED: &str = "not_permitted";
-/// Attempts of a sender at one message that wait for the store at the same time.
 /// Receipts that wait for the token of one conversation, which is asked for at the first.
 const MAX_OWED_RECEIPTS: usize = 256;
+/// Attempts of a sender at one message that wait for the store at the same time.
 const MAX_REPEATS: usize = 4;
 
 impl Node {
@@ -47,10 +47,9 @@ impl Node {
         answer: Option<AnswerTo>,
         now: Now,
     ) -> Result<u64, MailboxFull> {
-        let bytes = event_bytes(&event);
         let event = Arc::new(event);
         let Some(held) = self.kept_agent_mut(&agent) else { return Err(MailboxFull) };
-        let seq = match held.mailbox.push(Arc::clone(&event), bytes.len(), now.unix) {
+        let seq = match held.mailbox.push(Arc::clone(&event), now.unix) {
             Ok(seq) => seq,
             Err(full) => {
                 self.log(LogEvent::new("mailbox_full").with("agent", agent));
@@ -66,7 +65,7 @@ impl Node {
                     .with("message", message)
             });
         }
-        self.outputs.push_back(Output::AgentEvent { agent, seq, event });
+        self.outputs.push_back(Output::AgentEvent { agent, seq, event: Arc::clone(&event) });
         if self.agent(&agent).is_some_and(|held| held.ephemeral) {
             // Its mailbox ends with it: there is nothing to wait for.
             if let Some(to) = answer {
@@ -74,7 +73,8 @@ impl Node {
             }
             return Ok(seq);
         }
-        let record = Record::Mailbox { agent, seq, at: now.unix, event: bytes };
+        let event = event_bytes(&event);
+        let record = Record::Mailbox { agent, seq, at: now.unix, event };
         let answers = answer.into_iter().collect();
         self.commit(vec![record], Stored { agent, seq, answers });
         Ok(seq)

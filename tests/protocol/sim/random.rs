@@ -199,6 +199,7 @@ impl Run {
                     status: Some(status),
                     visibility: None,
                     tags: None,
+                    consent: None,
                 };
                 self.world.command(agent, command);
             }
