@@ -633,11 +633,13 @@ mod tests {
     #[test]
     fn an_event_taken_back_makes_room() {
         let mut mailbox = Mailbox::default();
-        mailbox.push(Arc::new(info()), UnixMillis(0)).unwrap();
         mailbox.push(Arc::new(dm(1)), UnixMillis(0)).unwrap();
+        let before = mailbox.bytes;
+        mailbox.push(Arc::new(info()), UnixMillis(0)).unwrap();
+        assert!(mailbox.bytes > before);
         mailbox.withdraw(&info());
         assert!(!mailbox.holds(&info()));
-        assert_eq!((mailbox.len(), mailbox.bytes), (1, 20));
+        assert_eq!((mailbox.len(), mailbox.bytes), (1, before));
         assert_eq!(mailbox.push(Arc::new(info()), UnixMillis(0)), Ok(3));
     }
 

@@ -15,23 +15,7 @@ use crate::daemon::{Agent, Daemon, Ports, command};
 
 #[tokio::test]
 async fn without_descriptors_new_agents_are_refused_and_others_go_on() {
-    let ports = Ports::free();
-    let home = Arc::new(tempfile::tempdir().unwrap());
-    let inner = command(home.path(), ports, &[]);
-    let inner = inner.as_std();
-    let mut limited = Command::new("/bin/sh");
-    limited
-        .args(["-c", "ulimit -n 48 && exec \"$0\" \"$@\""])
-        .arg(inner.get_program())
-        .args(inner.get_args())
-        .env_clear()
-        .env("HOME", home.path())
-        .env("COMMSD_NO_BROADCAST", "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
-    let daemon = Daemon::spawn(limited, home, ports).await;
+    let daemon = limited_to(48).await;
     let alice = daemon.agent("alice").await;
     let mut kept = Vec::new();
     let mut refusal = None;
@@ -51,6 +35,47 @@ async fn without_descriptors_new_agents_are_refused_and_others_go_on() {
     assert_eq!(error.code, "limit_descriptors", "{error:?}");
     let listed = alice.client.call(AgentsParams {}).await.unwrap();
     assert!(!listed.agents.is_empty(), "the first agent is still served");
+}
+
+/// A daemon whose process may have so many files open.
+async fn limited_to(files: u32) -> Daemon {
+    let ports = Ports::free();
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    let inner = command(home.path(), ports, &[]);
+    let inner = inner.as_std();
+    let mut limited = Command::new("/bin/sh");
+    limited
+        .args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\"")])
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .env_clear()
+        .env("HOME", home.path())
+        .env("COMMSD_NO_BROADCAST", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    Daemon::spawn(limited, home, ports).await
+}
+
+/// Three hundred harness sessions, each with an agent, on the usual limit (issue 3, decision 24).
+#[tokio::test]
+async fn three_hundred_sessions_fit_the_usual_limit_of_descriptors() {
+    let daemon = limited_to(1024).await;
+    let mut sessions = Vec::new();
+    for n in 0..300 {
+        let (client, _events) = Client::connect(&daemon.socket(), "test").await.unwrap();
+        let attach = AttachParams {
+            harness: "mcp".to_owned().try_into().unwrap(),
+            cwd: format!("/session/{n}"),
+            key: None,
+            ..shell_agent("x")
+        };
+        let attached = client.call(attach).await;
+        assert!(attached.is_ok(), "session {n}: {attached:?}");
+        sessions.push(client);
+    }
+    assert_eq!(daemon.status().await.agents, 300);
 }
 
 #[tokio::test]
