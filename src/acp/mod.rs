@@ -3,6 +3,7 @@
 //! Time and randomness come in; messages, records to store and effects go out. Nothing here touches
 //! a socket, a clock or a file. `docs/acp.md` is the protocol in words.
 
+pub mod audit;
 pub mod code;
 pub mod did;
 pub mod envelope;

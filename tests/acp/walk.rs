@@ -7,16 +7,19 @@
 
 use std::collections::BTreeMap;
 
+use commsd::acp::audit::{
+    AuditLog, Comparison, JsonlWriter, Status, compare, complete, read_jsonl, verify,
+};
 use commsd::acp::code::Code;
 use commsd::acp::did::Secret;
-use commsd::acp::log::rules::{self, TOLERANCE_MS};
+use commsd::acp::log::rules;
 use commsd::acp::log::{Cx, Effect, Outputs, Record, TaskLog, Wish};
 use commsd::acp::objects::*;
 use commsd::acp::sign::{Role, Signature, Signed as _};
 use commsd::acp::steps;
 use commsd::acp::value::*;
 use commsd::codec::time::UnixMillis;
-use commsd::identity::entropy::{Entropy, SeededEntropy, draw};
+use commsd::identity::entropy::{SeededEntropy, draw};
 use serde_json::{Value, json};
 
 use crate::support::person;
@@ -47,7 +50,6 @@ struct Side {
     countersigned: BTreeMap<u64, Digest>,
     /// The clock's error.
     skew: u64,
-    sent_calls: u64,
 }
 
 struct Flying {
@@ -121,7 +123,6 @@ impl World {
             authored: BTreeMap::new(),
             countersigned: BTreeMap::new(),
             skew: dice.below(20_000),
-            sent_calls: 0,
         };
         let sides = [side(1), side(2)];
         let mut world =
@@ -217,12 +218,11 @@ impl World {
     }
 
     fn deliver_due(&mut self) {
-        while let Some(n) = self.link.iter().position(|flying| flying.at <= self.now) {
+        while self.link.iter().any(|flying| flying.at <= self.now) {
             // Any of those that have arrived, not the first sent.
             let due: Vec<usize> =
                 (0..self.link.len()).filter(|n| self.link[*n].at <= self.now).collect();
             let pick = due[self.dice.below(due.len() as u64) as usize];
-            let _ = n;
             let Flying { to, message, .. } = self.link.swap_remove(pick);
             // Through bytes, as on the wire.
             let bytes = commsd::acp::json::canonical(&message).unwrap();
@@ -462,11 +462,14 @@ impl World {
                 assert_eq!(one.entry, two.entry, "seed {seed}");
             }
             assert!(a.evidence().is_empty() || self.diverged);
+            assert_eq!(compare(&AuditLog::of(a), &AuditLog::of(b)).unwrap(), Comparison::Equal);
             state(a)
         } else {
             // Both ended alone, apart; both know it.
             assert!(self.diverged, "seed {seed}: apart without knowing");
             assert!(!a.evidence().is_empty() && !b.evidence().is_empty(), "seed {seed}");
+            let said = compare(&AuditLog::of(a), &AuditLog::of(b)).unwrap();
+            assert!(matches!(said, Comparison::Diverged { .. }), "seed {seed}: {said:?}");
             None
         }
     }
@@ -520,5 +523,4 @@ fn two_gateways_over_a_bad_link() {
     for state in ["SETTLED", "CANCELLED", "EXPIRED", "FAILED", "DISPUTED"] {
         assert!(ends.contains_key(state), "no walk ended {state}: {ends:?}");
     }
-    let _ = TOLERANCE_MS;
 }

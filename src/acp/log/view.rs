@@ -333,6 +333,17 @@ impl View {
         self.check_transition(entry, now)
     }
 
+    /// The part of [`Self::check_chain`] that needs the objects before this entry: for the audit,
+    /// which judges the chain first, without them.
+    ///
+    /// # Errors
+    /// A fault of [`Stage::Chain`].
+    pub fn check_due_at(&self, entry: &AuditEntry, now: UnixMillis) -> Result<(), Fault> {
+        self.check_transition(entry, now)?;
+        // Written in time by its own word; the peer's signature says that it came in time.
+        self.check_arrival(entry.event, entry.at.millis())
+    }
+
     /// The part of [`Self::check_chain`] after place and signatures.
     fn check_transition(&self, entry: &AuditEntry, now: UnixMillis) -> Result<(), Fault> {
         let stage = Stage::Chain;
