@@ -1,0 +1,17 @@
+//! The Agent Collaboration Protocol, sans-I/O: signed objects, the session log of a task with its
+//! state machine, the audit of that log, capabilities and approvals, verification of results.
+//! Time and randomness come in; messages, records to store and effects go out. Nothing here touches
+//! a socket, a clock or a file. `docs/acp.md` is the protocol in words.
+
+pub mod audit;
+pub mod code;
+pub mod did;
+pub mod envelope;
+pub mod json;
+pub mod log;
+pub mod objects;
+pub mod schema;
+pub mod sign;
+pub mod steps;
+pub mod value;
+pub mod verify;
