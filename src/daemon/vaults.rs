@@ -15,8 +15,8 @@ use super::owner::{Owner, Reply};
 use super::requests::{by_id, not_pending, todo, wait_ms};
 use crate::api::types::{
     self, ApiError, GrantTerms, PendingRef, PermissionStatus, Request, RequestId, Time,
-    VaultAnswer, VaultCallParams, VaultGrant, VaultMode, VaultPermission, VaultRequestParams,
-    VaultRevokeParams, VaultShareParams, VaultUnshareParams,
+    VaultAnswer, VaultCallParams, VaultDelegateParams, VaultGrant, VaultMode, VaultPermission,
+    VaultRequestParams, VaultRevokeParams, VaultShareParams, VaultUnshareParams,
 };
 use crate::codec::cbor::{self, Value};
 use crate::identity::device::DeviceId;
@@ -476,6 +476,27 @@ impl Owner {
             wait_ms: wait_ms(params.wait),
         };
         let reply = Reply::Vault(VaultReply::Permission(owner, share, wanted));
+        self.command(conn, id, agent, command, reply);
+        Ok(())
+    }
+
+    pub(super) fn vault_delegate(
+        &mut self,
+        conn: ConnId,
+        id: &RequestId,
+        agent: DeviceId,
+        params: VaultDelegateParams,
+    ) -> Result<(), ApiError> {
+        let (owner, share) = self.find_share(&params.at, &agent)?;
+        let to = self.find_agent(&params.agent, &agent)?;
+        let mode = params.mode.unwrap_or(VaultMode::Read);
+        let terms = node::GrantTerms {
+            expires: params.expires.map(|time| time.0),
+            delegations: params.delegations_remaining,
+            write: Some(mode == VaultMode::Write),
+        };
+        let command = Command::HandOn { owner, share: share.clone(), to, terms };
+        let reply = Reply::Vault(VaultReply::Permission(owner, share, mode));
         self.command(conn, id, agent, command, reply);
         Ok(())
     }

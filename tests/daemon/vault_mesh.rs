@@ -161,7 +161,6 @@ impl Pair {
 async fn a_vault_is_read_and_written_by_whom_its_operator_lets() {
     let pair = Pair::new().await;
     pair.there(&["search", "jwt"], "").await.refused(1, "vault request");
-    pair.ask(&[]).await.refused(1, "not_shared");
     let shared = pair.share("--write").await;
     assert_eq!((&shared["name"], &shared["mode"]), (&json!("notes"), &json!("write")));
     assert_eq!(shared["path"], pair.project.to_str().unwrap());
@@ -407,4 +406,123 @@ async fn agents_of_the_sharing_daemon_ask_and_have_it() {
     shell(home, &call, "").await.ok();
     let write = ["vault", "request", "alice/notes", "--as", "carol", "--write"];
     shell(home, &write, "").await.refused(1, "reading only");
+}
+
+#[tokio::test]
+async fn a_shared_vault_answers_as_a_local_one_byte_for_byte() {
+    let pair = Pair::new().await;
+    pair.share("--write").await;
+    pair.grant("--write", &[]).await;
+    let root = format!("{}/", pair.project.display());
+    let alike = async |what: &str, args: &[&str], stdin: &str| {
+        let here = pair.here(args, stdin).await;
+        let there = pair.there(args, stdin).await;
+        assert_eq!(there.code, here.code, "{what}: {}", there.stderr);
+        assert_eq!(there.stdout, here.stdout.replace(&root, "notes/"), "{what}");
+        assert_eq!(there.stderr, here.stderr.replace(&root, "notes/"), "{what}");
+    };
+    // What acts on a terminal, and what JSON must escape.
+    let hazards = "\u{202e}right \u{9b}31m \u{85} \u{2028} \u{200b} \u{e0041} \u{7f}\t\u{1} jwt";
+    let page = PAGE.replace("# Auth", hazards);
+    std::fs::write(pair.project.join("EchoesVault/pages/odd.md"), page).unwrap();
+    // Python's idea of JSON, as deep as it goes, in a member that nobody reads.
+    let marker = pair.project.join("EchoesVault/.echoes-vault.json");
+    let text = std::fs::read_to_string(&marker).unwrap();
+    for (what, value) in [
+        ("NaN", "NaN".to_owned()),
+        ("infinities", "[Infinity, -Infinity, 1e400]".to_owned()),
+        ("big", "9".repeat(4_000)),
+        ("deep", format!("{}{}", "[".repeat(998), "]".repeat(998))),
+        ("twice", r#"1, "x": 2"#.to_owned()),
+        ("surrogate", r#""\ud800""#.to_owned()),
+        ("hidden", "\"\u{202e}\u{9b}\"".to_owned()),
+    ] {
+        let text = text.replacen('{', &format!("{{\"x\": {value},"), 1);
+        std::fs::write(&marker, text).unwrap();
+        alike(what, &["inspect"], "").await;
+        alike(what, &["status", "--format", "json"], "").await;
+        alike(what, &["search", "JWT", "--limit", "1_0"], "").await;
+        alike(what, &["hash", "odd"], "").await;
+        for payload in [
+            r#"{"entry": NaN}"#,
+            r#"{"entry": "\ud800"}"#,
+            "[]",
+            "{",
+            r#"{"filename": "auth", "content": "x"}"#,
+        ] {
+            alike(what, &["append"], payload).await;
+            alike(what, &["upsert"], payload).await;
+        }
+    }
+    std::fs::write(&marker, text).unwrap();
+    for refused in [
+        &["search", " \u{1c}"][..],
+        &["hash", "nowhere"],
+        &["hash", "../auth"],
+        &["hash", " "],
+        &["search", "x", "--limit", "-5"],
+        &["search", "x", "--limit", "99999999999999999999"],
+        &["search", "x", "--limit", "9999999999999999999"],
+    ] {
+        alike("refusals", refused, "").await;
+    }
+    let odd = r#"{"entry": "a", "y": NaN, "agent": 5}"#;
+    alike("agent", &["append"], odd).await;
+    let ignored = r#"{"entry": "a", "y": [NaN, {"\ud800": 1e400}], "y": 2}"#;
+    pair.there(&["append"], ignored).await.ok();
+    // Another protocol: read and written by nobody, wherever it is asked.
+    std::fs::write(&marker, "{\"protocolVersion\": \"2.0.0\"}").unwrap();
+    alike("protocol", &["search", "jwt"], "").await;
+    alike("protocol", &["append"], r#"{"entry": "x"}"#).await;
+}
+
+#[tokio::test]
+async fn a_permission_is_passed_on_and_ends_with_the_one_it_hangs_from() {
+    let pair = Pair::new().await;
+    let carol = pair.two.agent("carol").await;
+    pair.one.has_met(&carol.id).await;
+    pair.share("--write").await;
+    pair.grant("--write", &["--delegations", "1"]).await;
+    let two = pair.two.home.path().to_owned();
+    let as_carol = async |args: &[&str], stdin: &str| {
+        let args: Vec<&str> =
+            ["vault", "--at", "alice/notes", "--as", "carol"].iter().chain(args).copied().collect();
+        shell(&two, &args, stdin).await
+    };
+    let delegate = async |args: &[&str]| {
+        let first = ["vault", "delegate", "alice/notes", "--as", "bob", "--json"];
+        let args: Vec<&str> = first.iter().chain(args).copied().collect();
+        shell(&two, &args, "").await
+    };
+    as_carol(&["index"], "").await.refused(1, "no permission to read");
+    delegate(&["carol", "--delegations", "1"]).await.refused(1, "invalid_delegations");
+    delegate(&["nobody"]).await.refused(1, "");
+    delegate(&[]).await.refused(2, "two arguments");
+    let passed = delegate(&["carol", "--read", "--for", "3600"]).await.ok();
+    assert_eq!((&passed["mode"], &passed["status"]), (&json!("read"), &json!("granted")));
+    as_carol(&["hash", "auth"], "").await.ok();
+    let note = json!({"entry": "- carol was here"}).to_string();
+    as_carol(&["append"], &note).await.refused(1, "no permission to write");
+    delegate(&["carol", "--write"]).await.ok();
+    assert_eq!(as_carol(&["append"], &note).await.ok()["agent"], "carol");
+    // Hers cannot be passed on; the owner's list has the one that he gave.
+    let again = ["vault", "delegate", "alice/notes", "bob", "--as", "carol", "--write"];
+    shell(&two, &again, "").await.refused(1, "cannot be passed on");
+    let shares = pair.owner(&["vault", "shares", "--json"]).await.ok();
+    assert_eq!(shares["shares"][0]["grants"].as_array().unwrap().len(), 1);
+    // It outlives a restart of the holder's daemon, and ends with bob's.
+    let Pair { one, two: daemon, project } = pair;
+    let ports = daemon.ports;
+    let home = daemon.home.clone();
+    daemon.kill().await;
+    let daemon = Daemon::start_with(home, ports, &[]).await;
+    let carol = daemon.agent("carol").await;
+    let bob = daemon.agent("bob").await;
+    one.has_met(&carol.id).await;
+    one.has_met(&bob.id).await;
+    let pair = Pair { one, two: daemon, project };
+    as_carol(&["hash", "auth"], "").await.ok();
+    pair.owner(&["vault", "revoke", "notes", "bob"]).await;
+    as_carol(&["hash", "auth"], "").await.refused(1, "taken back");
+    as_carol(&["append"], &note).await.refused(1, "taken back");
 }

@@ -10,8 +10,8 @@ use super::feed::frame;
 use super::render::{MAX_TEXT, refusal};
 use super::{ToolResult, object};
 use crate::api::types::{
-    ApiError, PermissionStatus, VaultCallParams, VaultMode, VaultOp, VaultPermission,
-    VaultRequestParams,
+    ApiError, GrantSecs, PermissionStatus, VaultCallParams, VaultDelegateParams, VaultMode,
+    VaultOp, VaultPermission, VaultRequestParams,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
 
@@ -43,6 +43,8 @@ pub enum VaultTool {
     },
     /// Ask for a permission.
     Request(VaultRequestParams),
+    /// Hand a permission on, for so long.
+    Delegate(VaultDelegateParams, Option<GrantSecs>),
 }
 
 #[derive(Deserialize)]
@@ -62,10 +64,13 @@ struct Raw {
     pages: Option<Value>,
     confirmed: Option<bool>,
     mode: Option<VaultMode>,
+    agent: Option<String>,
+    seconds: Option<GrantSecs>,
+    delegations: Option<u64>,
 }
 
 /// Commands with what they take; `[optional]`.
-const COMMANDS: [(&str, &str, &str); 9] = [
+const COMMANDS: [(&str, &str, &str); 10] = [
     ("inspect", "[at], [offset]", "the vault's condition"),
     ("index", "[at], [offset]", "every page with its summary"),
     ("page", "page, [at], [offset]", "a page's text and hash"),
@@ -79,6 +84,11 @@ const COMMANDS: [(&str, &str, &str); 9] = [
         "save the session; only when your user has asked for exactly that",
     ),
     ("request", "at, [mode]", "ask the owner of a share for permission; a person decides"),
+    (
+        "delegate",
+        "at, agent, [mode], [seconds], [delegations]",
+        "hand your own permission on to another agent; only when your user has asked for it",
+    ),
 ];
 
 fn wrong(what: String) -> ApiError {
@@ -138,6 +148,16 @@ impl VaultTool {
                 valid_until: None,
                 wait: None,
             }));
+        }
+        if *command == "delegate" {
+            let params = VaultDelegateParams {
+                at: raw.at.unwrap_or_default(),
+                agent: raw.agent.unwrap_or_default(),
+                mode: raw.mode,
+                expires: None,
+                delegations_remaining: raw.delegations,
+            };
+            return Ok(Self::Delegate(params, raw.seconds));
         }
         let op: VaultOp = command.parse().map_err(wrong)?;
         let members = |members: Vec<(&str, Option<Value>)>| {
@@ -207,6 +227,11 @@ pub fn input_schema() -> Map<String, Value> {
                 "description": "true if your user has explicitly asked to end and save the session"},
             "mode": {"type": "string", "enum": ["read", "write"],
                 "description": "what the permission is for; read without it"},
+            "agent": {"type": "string", "description": "who is to have your permission as well"},
+            "seconds": {"type": "integer", "minimum": 1, "maximum": 31_622_400,
+                "description": "how long it is to last; as long as yours without it"},
+            "delegations": {"type": "integer", "minimum": 0,
+                "description": "how often it may be passed on again; not at all without it"},
         },
         "required": ["command"],
         "additionalProperties": false,
@@ -250,6 +275,25 @@ pub fn asked(answer: &Result<VaultPermission, ApiError>) -> ToolResult {
     }
 }
 
+/// A permission that was handed on.
+#[must_use]
+pub fn delegated(to: &str, answer: &Result<VaultPermission, ApiError>) -> ToolResult {
+    match answer {
+        Ok(permission) => {
+            let word = |text: &str| escape_untrusted(truncate_chars(text, MAX_WORD));
+            let until = permission.expires.map_or_else(String::new, |time| time.0.iso());
+            let content = format!(
+                "{} has the permission to {} on {} until {until}.",
+                word(to),
+                permission.mode,
+                word(&permission.share)
+            );
+            ToolResult { content, is_error: false }
+        }
+        Err(error) => refusal(error),
+    }
+}
+
 fn show(
     at: Option<&str>,
     call: &VaultCallParams,
@@ -257,7 +301,13 @@ fn show(
     offset: usize,
 ) -> Result<String, ApiError> {
     let unreadable = || ApiError::plain("malformed_response", "the answer is no JSON object");
-    let value: Value = serde_json::from_str(answer).map_err(|_| unreadable())?;
+    // The others are shown as they are, also where they are what only Python takes for JSON.
+    let value: Value = match call.op {
+        VaultOp::Page | VaultOp::Index | VaultOp::Search => {
+            serde_json::from_str(answer).map_err(|_| unreadable())?
+        }
+        _ => Value::Null,
+    };
     let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();
     let word = |text: &str| escape_untrusted(truncate_chars(text, MAX_WORD));
     let place = match at {
