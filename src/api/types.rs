@@ -498,6 +498,8 @@ methods! {
     VaultRevoke(VaultRevokeParams) = "vault.revoke" => VaultShare;
     /// Asks for a permission.
     VaultRequest(VaultRequestParams) = "vault.request" => VaultPermission;
+    /// Hands a permission on.
+    VaultDelegate(VaultDelegateParams) = "vault.delegate" => VaultPermission;
     /// Carries out a command on a share.
     VaultCall(VaultCallParams) = "vault.call" => VaultAnswer;
     /// The name that this machine gives itself.

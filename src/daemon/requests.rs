@@ -415,6 +415,10 @@ impl Owner {
                 self.vault_request(conn, id, agent, p)?;
                 return Ok(());
             }
+            Request::VaultDelegate(p) => {
+                self.vault_delegate(conn, id, agent, p)?;
+                return Ok(());
+            }
             Request::VaultCall(p) => {
                 self.vault_call(conn, id, agent, p)?;
                 return Ok(());

@@ -1,8 +1,8 @@
 //! The durable changes a node asks its store for. Values only: how they reach a disk is the
 //! store's matter. A batch is all or nothing.
 //!
-//! Stored records begin with the number of their variant: new variants go to the end, and a change
-//! of an old one is another version of the store (`store::disk`).
+//! Stored records begin with the number of their variant: new variants go to the end, and every change,
+//! a new one as well, makes another format of the store (`store::disk`).
 
 use serde::{Deserialize, Serialize};
 
@@ -113,13 +113,6 @@ pub enum Record {
         agent: DeviceId,
         /// The conversation.
         path: String,
-    },
-    /// An agent has said who may begin conversations with it.
-    Consent {
-        /// Whose.
-        agent: DeviceId,
-        /// What it said.
-        policy: ConsentPolicy,
     },
     /// An agent holds the token of a room because it was invited, and has not joined.
     Invited {
@@ -273,6 +266,39 @@ pub enum Record {
         /// Id of the token.
         token: [u8; 16],
     },
+    /// An agent has asked for the use of somebody's share.
+    Sought {
+        /// Who asks.
+        agent: DeviceId,
+        /// Whom.
+        owner: DeviceId,
+        /// Which capability.
+        capability: String,
+        /// The share.
+        path: String,
+        /// Nobody waits for it after this.
+        until: UnixMillis,
+        /// Until when it is needed.
+        valid_until: Option<UnixMillis>,
+    },
+    /// That is decided, or over.
+    SoughtDone {
+        /// Who asked.
+        agent: DeviceId,
+        /// Whom.
+        owner: DeviceId,
+        /// Which capability.
+        capability: String,
+        /// The share.
+        path: String,
+    },
+    /// An agent has said who may begin conversations with it.
+    Consent {
+        /// Whose.
+        agent: DeviceId,
+        /// What it said.
+        policy: ConsentPolicy,
+    },
 }
 
 impl Record {
@@ -294,7 +320,9 @@ impl Record {
             | Self::Invited { agent, .. }
             | Self::InvitedDone { agent, .. }
             | Self::Asked { agent, .. }
-            | Self::AskedDone { agent, .. } => Some(*agent),
+            | Self::AskedDone { agent, .. }
+            | Self::Sought { agent, .. }
+            | Self::SoughtDone { agent, .. } => Some(*agent),
             Self::Start { .. }
             | Self::Copy { .. }
             | Self::CopyDone { .. }

@@ -24,10 +24,11 @@ mod kind {
     pub(super) const REVOCATION: u8 = 12;
     pub(super) const SHARE: u8 = 13;
     pub(super) const SHARE_GRANT: u8 = 14;
-    pub(super) const CONSENT: u8 = 15;
+    pub(super) const SOUGHT: u8 = 15;
+    pub(super) const CONSENT: u8 = 16;
     /// Those that belong to one agent.
-    pub(super) const OF_AGENT: [u8; 9] =
-        [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED, CONSENT];
+    pub(super) const OF_AGENT: [u8; 10] =
+        [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED, SOUGHT, CONSENT];
 }
 
 /// One change of the table.
@@ -137,6 +138,12 @@ pub(super) fn changes(record: &Record) -> Vec<Change> {
         Record::ShareGrantGone { name, token } => {
             remove(Key::of(SHARE_GRANT).text(name).token(token))
         }
+        Record::Sought { agent, owner, capability, path, .. } => {
+            put(of_agent(SOUGHT, agent).text(capability).text(path).device(owner))
+        }
+        Record::SoughtDone { agent, owner, capability, path } => {
+            remove(of_agent(SOUGHT, agent).text(capability).text(path).device(owner))
+        }
     }
 }
 
@@ -163,6 +170,7 @@ pub(super) fn only_ends(records: &[Record]) -> bool {
                 | Record::RevocationGone { .. }
                 | Record::ShareGone { .. }
                 | Record::ShareGrantGone { .. }
+                | Record::SoughtDone { .. }
                 | Record::AgentGone { .. }
         )
     })

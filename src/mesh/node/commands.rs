@@ -11,6 +11,7 @@ use super::super::wire::cose::CoseSign1;
 use super::super::wire::room_path::RoomPath;
 use super::insight::Question;
 use super::rooms::Draft;
+use super::services::GrantTerms;
 use super::{Decision, Node, OpId, Output};
 use crate::codec::cbor::Value;
 use crate::codec::time::UnixMillis;
@@ -112,6 +113,17 @@ pub enum Command {
         valid_until: Option<UnixMillis>,
         /// How long to wait for a decision before answering.
         wait_ms: u64,
+    },
+    /// Hand a permission to use somebody's share on.
+    HandOn {
+        /// Whose share.
+        owner: DeviceId,
+        /// Its name.
+        share: String,
+        /// To whom.
+        to: DeviceId,
+        /// How far: for reading without a word of writing.
+        terms: GrantTerms,
     },
     /// Use somebody's share.
     CallService {
@@ -330,6 +342,9 @@ impl Node {
             Command::AskCapability { owner, share, write, valid_until, wait_ms } => {
                 let what = (share, write);
                 return self.ask_capability(agent, owner, what, valid_until, wait_ms, op, now);
+            }
+            Command::HandOn { owner, share, to, terms } => {
+                return self.hand_on(agent, (owner, share), to, terms, op, now);
             }
             Command::CallService { owner, share, write, params } => {
                 return self.call_service(agent, owner, share, write, params, op, now);

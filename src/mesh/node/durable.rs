@@ -20,7 +20,8 @@ use super::super::session::{APPROVAL_WINDOW_MS, Session};
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::revocation::RevocationEntry;
 use super::super::wire::room_path::RoomPath;
-use super::{Agent, CommandError, CommandResult, Decision, Node, OpId, Output, Purpose};
+use super::services::{Sought, sought_record};
+use super::{Agent, CommandError, CommandResult, Decision, Node, OpId, Output, Purpose, TokenKey};
 use crate::codec::cbor::{self, Value};
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
@@ -94,9 +95,7 @@ fn waits_for_the_store(result: &CommandResult) -> bool {
         CommandResult::Sent { deliveries, .. } => {
             deliveries.iter().any(|d| matches!(d.state, None | Some(DeliveryState::Queued { .. })))
         }
-        CommandResult::Served(_) | CommandResult::Refused { .. } | CommandResult::AskPending => {
-            false
-        }
+        CommandResult::Served(_) | CommandResult::Refused { .. } => false,
         _ => true,
     }
 }
@@ -497,6 +496,7 @@ impl Node {
         records.extend(held.consent.map(|policy| Record::Consent { agent, policy }));
         records.extend(held.invitations.iter().map(|p| Record::Invited { agent, path: path(p) }));
         records.extend(held.decisions.values().filter_map(|decision| asked(agent, decision)));
+        records.extend(held.asked.iter().map(|(key, sought)| sought_record(agent, key, sought)));
         records
     }
 
@@ -638,6 +638,11 @@ impl Node {
                         .ok_or(RecoverError { what: "revocation" })?;
                     self.revocations.insert(source, entry);
                 }
+                Record::Sought { agent, owner, capability, path, until, valid_until } => {
+                    let key = TokenKey { owner, capability, path };
+                    let sought = Sought::restored(until, valid_until);
+                    agents.entry(agent).or_default().asked.insert(key, sought);
+                }
                 share @ (Record::Share { .. } | Record::ShareGrant { .. }) => {
                     self.restore_share(share);
                 }
@@ -653,7 +658,8 @@ impl Node {
                 | Record::MessagesGone { .. }
                 | Record::RevocationGone { .. }
                 | Record::ShareGone { .. }
-                | Record::ShareGrantGone { .. } => {}
+                | Record::ShareGrantGone { .. }
+                | Record::SoughtDone { .. } => {}
             }
         }
         if agents.is_empty() && rooms + messages == 0 {
@@ -699,6 +705,7 @@ impl Node {
                     || held.outgoing.iter().next().is_some()
                     || !held.consents.is_empty()
                     || !held.decisions.is_empty()
+                    || !held.asked.is_empty()
                     || self
                         .replica
                         .rooms()
@@ -729,6 +736,7 @@ struct Stored {
     consent: Option<ConsentPolicy>,
     invitations: BTreeSet<RoomPath>,
     decisions: Vec<Decision>,
+    asked: BTreeMap<TokenKey, Sought>,
 }
 
 impl Stored {
@@ -749,6 +757,7 @@ impl Stored {
         agent.opened.extend(self.opened);
         agent.consent = self.consent;
         agent.invitations = self.invitations;
+        agent.asked = self.asked;
         agent.decisions = self.decisions.into_iter().map(|d| (d.id.clone(), d)).collect();
         agent
     }

@@ -402,7 +402,9 @@ pub(super) enum Purpose {
     /// Our leaving.
     Leave { agent: DeviceId, path: RoomPath, op: OpId },
     /// Our request for a capability.
-    Ask { agent: DeviceId, key: TokenKey, op: OpId },
+    Ask { agent: DeviceId, key: TokenKey, op: Option<OpId> },
+    /// A permission that we hand on.
+    HandOn { op: OpId, write: bool, expires: UnixMillis },
     /// A call of ours to somebody's service.
     Call { op: OpId },
     /// A question of an agent's about a device.
@@ -510,8 +512,8 @@ struct Agent {
     pub invitations: BTreeSet<RoomPath>,
     /// Tokens for others' services.
     pub services: BTreeMap<TokenKey, CoseSign1>,
-    /// Capabilities it has asked for, and until when (monotonic ms) a token is taken.
-    pub asked: BTreeMap<TokenKey, u64>,
+    /// Capabilities it has asked for.
+    pub asked: BTreeMap<TokenKey, services::Sought>,
     /// By author: receipts that wait for the token of the conversation.
     pub receipts: BTreeMap<DeviceId, Vec<Queued>>,
 }
@@ -538,6 +540,7 @@ enum Op {
     Send { message_id: String, deliveries: Vec<Delivery>, reply_by: u64 },
     Join { path: RoomPath, reply_by: u64 },
     Ask { reply_by: u64 },
+    HandOn { what: Box<services::HandOn>, reply_by: u64 },
     Plain { reply_by: u64 },
 }
 

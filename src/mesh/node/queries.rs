@@ -320,7 +320,7 @@ impl Node {
     fn pending_for(&self, agent: Option<&DeviceId>) -> Vec<PendingView> {
         let own = agent.and_then(|agent| self.agent(agent));
         let own = own.into_iter().flat_map(|held| held.decisions.values());
-        let asks = self.services.asks.values().map(|ask| PendingView {
+        let asks = self.services.open_asks().map(|ask| PendingView {
             id: ask.id.clone(),
             kind: "capability",
             share: Some((ask.share.clone(), ask.write)),

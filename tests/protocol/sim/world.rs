@@ -16,7 +16,7 @@ use commsd::identity::device::{DeviceId, DeviceKey};
 use commsd::identity::entropy::SeededEntropy;
 use commsd::mesh::checked::Checked;
 use commsd::mesh::events::DeliveryEvent;
-use commsd::mesh::journal::Ticket;
+use commsd::mesh::journal::{Record, Ticket};
 use commsd::mesh::log::LogEvent;
 use commsd::mesh::node::{
     AddDevice, AgentSpec, Command, CommandError, CommandResult, DecisionTarget, DialId, DialTarget,
@@ -465,6 +465,11 @@ impl World {
         for agent in mine {
             self.take_into_service(agent);
         }
+    }
+
+    /// What a host that does not run yet finds in its store.
+    pub fn remember(&mut self, host: usize, records: &[Record]) {
+        self.hosts[host].store.commit(records).unwrap();
     }
 
     /// A host with a daemon that runs.
