@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::mesh::records::ConsentPolicy;
 use crate::mesh::replica::HistoryLimits;
 
 /// The well-known TCP port of the mesh.
@@ -192,6 +193,8 @@ pub struct Config {
     pub listen: Option<ListenAddr>,
     /// No durable state but keys.
     pub ephemeral: bool,
+    /// Who may begin conversations with agents that have said nothing of it.
+    pub consent: ConsentPolicy,
     /// Messages kept of one room or conversation.
     pub history_messages: u32,
     /// Mebibytes of texts kept of one room or conversation.
@@ -418,6 +421,7 @@ struct FileKeys {
     first_contact: Option<bool>,
     listen: Option<ListenAddr>,
     ephemeral: Option<bool>,
+    consent: Option<ConsentPolicy>,
     history_messages: Option<u32>,
     history_mb: Option<u32>,
     history_days: Option<u32>,
@@ -531,6 +535,7 @@ impl Config {
                 && !flags.no_broadcast,
             listen: flags.listen.or(environment.listen).or(keys.listen),
             ephemeral: keys.ephemeral.unwrap_or(false) || environment.ephemeral || flags.ephemeral,
+            consent: keys.consent.unwrap_or_default(),
             history_messages: keys.history_messages.unwrap_or(DEFAULT_HISTORY_MESSAGES),
             history_mb: keys.history_mb.unwrap_or(DEFAULT_HISTORY_MB),
             history_days: keys.history_days.unwrap_or(DEFAULT_HISTORY_DAYS),
@@ -614,6 +619,12 @@ impl Config {
             LogFormat::Text => "text",
             LogFormat::Json => "json",
         };
+        let consent = match self.consent {
+            ConsentPolicy::Ask => "ask",
+            ConsentPolicy::SamePrincipal => "same-principal",
+            ConsentPolicy::Open => "open",
+            ConsentPolicy::Closed => "closed",
+        };
         let rows = [
             ("config file", optional(&self.config_file)),
             ("socket", self.socket.display().to_string()),
@@ -625,6 +636,7 @@ impl Config {
             ("broadcast", on(self.broadcast).into()),
             ("listen", self.listen.map_or_else(|| "none".into(), String::from)),
             ("ephemeral", on(self.ephemeral).into()),
+            ("consent", consent.into()),
             ("history messages", self.history_messages.to_string()),
             ("history MiB", self.history_mb.to_string()),
             ("history days", self.history_days.to_string()),
@@ -705,6 +717,7 @@ mod tests {
             broadcast: true,
             listen: None,
             ephemeral: false,
+            consent: ConsentPolicy::Ask,
             history_messages: 1000,
             history_mb: 4,
             history_days: 30,

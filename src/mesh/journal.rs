@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::records::ConsentPolicy;
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
 
@@ -291,6 +292,13 @@ pub enum Record {
         /// The share.
         path: String,
     },
+    /// An agent has said who may begin conversations with it.
+    Consent {
+        /// Whose.
+        agent: DeviceId,
+        /// What it said.
+        policy: ConsentPolicy,
+    },
 }
 
 impl Record {
@@ -308,6 +316,7 @@ impl Record {
             | Self::Outgoing { agent, .. }
             | Self::OutgoingDone { agent, .. }
             | Self::Opened { agent, .. }
+            | Self::Consent { agent, .. }
             | Self::Invited { agent, .. }
             | Self::InvitedDone { agent, .. }
             | Self::Asked { agent, .. }

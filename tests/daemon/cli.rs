@@ -296,6 +296,7 @@ fn cases() -> Vec<Case> {
                 visibility: Some(Visibility::Hidden),
                 name: None,
                 tags: None,
+                consent: None,
             }
             .into(),
             whoami(),

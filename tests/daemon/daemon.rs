@@ -212,6 +212,7 @@ impl Agent {
                 name: None,
                 ephemeral,
                 project_room: None,
+                harness_pid: None,
             })
             .await
             .unwrap();

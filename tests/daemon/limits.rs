@@ -58,8 +58,13 @@ async fn odd_names_and_long_texts_are_refused_by_name() {
     let daemon = Daemon::start(Ports::free()).await;
     let alice = daemon.agent("alice").await;
     for name in ["", "  ", "a\u{0}b", "a\u{1b}[31mb", "\u{85}", &"x".repeat(65)] {
-        let update =
-            UpdateParams { status: None, visibility: None, name: Some(name.into()), tags: None };
+        let update = UpdateParams {
+            status: None,
+            visibility: None,
+            name: Some(name.into()),
+            tags: None,
+            consent: None,
+        };
         let error = alice.client.call(update).await.unwrap_err();
         assert_eq!(error.code, "invalid_name", "{name:?}");
     }
@@ -99,8 +104,13 @@ async fn names_that_play_with_direction_are_shown_escaped() {
     // A directory may be called anything; an agent of ours may not call itself so.
     let name = "evil\u{202e}txt.exe";
     let agent = Agent::attach(&daemon.socket(), "mcp", None, &Path::new("/srv").join(name)).await;
-    let update =
-        UpdateParams { status: None, visibility: None, name: Some(name.into()), tags: None };
+    let update = UpdateParams {
+        status: None,
+        visibility: None,
+        name: Some(name.into()),
+        tags: None,
+        consent: None,
+    };
     let error = agent.client.call(update).await.unwrap_err();
     assert_eq!(error.code, "invalid_name");
     let output = Command::new(env!("CARGO_BIN_EXE_commsd"))
@@ -154,6 +164,7 @@ fn shell_agent(name: &str) -> AttachParams {
         name: None,
         ephemeral: None,
         project_room: None,
+        harness_pid: None,
     }
 }
 

@@ -9,6 +9,8 @@ mod contrib;
 mod daemon;
 mod durable;
 mod events;
+mod findings;
+mod hook;
 mod limits;
 mod local_socket;
 mod mcp;

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::super::events::DeliveryState;
 use super::super::records::MAX_TEXT_BYTES;
-use super::super::records::{AgentStatus, Now, RoomType, StreamingBehavior, Visibility};
+use super::super::records::{
+    AgentStatus, ConsentPolicy, Now, RoomType, StreamingBehavior, Visibility,
+};
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::room_path::RoomPath;
 use super::insight::Question;
@@ -96,6 +98,8 @@ pub enum Command {
         visibility: Option<Visibility>,
         /// New labels.
         tags: Option<Vec<String>>,
+        /// Who may begin conversations with it from now on.
+        consent: Option<ConsentPolicy>,
     },
     /// Ask for permission to use somebody's share.
     AskCapability {
@@ -328,8 +332,12 @@ impl Node {
                     None => return,
                 }
             }
-            Command::Update { name, status, visibility, tags } => {
-                self.update(agent, name, status, visibility, tags, now)
+            Command::Update { name, status, visibility, tags, consent } => {
+                let updated = self.update(agent, name, status, visibility, tags, now);
+                if let (Ok(_), Some(policy)) = (&updated, consent) {
+                    self.set_consent(agent, policy);
+                }
+                updated
             }
             Command::AskCapability { owner, share, write, valid_until, wait_ms } => {
                 let what = (share, write);

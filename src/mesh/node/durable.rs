@@ -13,7 +13,7 @@ use super::super::journal::{Record, Ticket};
 use super::super::log::LogEvent;
 use super::super::message::{MeshMessage, Patch};
 use super::super::records::{
-    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord,
+    AgentRecord, AgentStatus, ConsentPolicy, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord,
 };
 use super::super::replica::{HistoryChange, HistoryLimits, RESTORED_VERSION_STEP};
 use super::super::session::{APPROVAL_WINDOW_MS, Session};
@@ -493,6 +493,7 @@ impl Node {
         }
         let path = |path: &RoomPath| path.to_string();
         records.extend(held.opened.iter().map(|p| Record::Opened { agent, path: path(p) }));
+        records.extend(held.consent.map(|policy| Record::Consent { agent, policy }));
         records.extend(held.invitations.iter().map(|p| Record::Invited { agent, path: path(p) }));
         records.extend(held.decisions.values().filter_map(|decision| asked(agent, decision)));
         records.extend(held.asked.iter().map(|(key, sought)| sought_record(agent, key, sought)));
@@ -579,7 +580,6 @@ impl Node {
                     agents.entry(agent).or_default().seen.push((seq, (author, message)));
                 }
                 Record::Mailbox { agent, seq, at, event } => {
-                    let bytes = event.len();
                     let event: DeliveryEvent = read(&event, "event")?;
                     // Whoever asked has no session with us any more: it asks again.
                     if !matches!(
@@ -587,7 +587,7 @@ impl Node {
                         DeliveryEvent::ConnectionRequest { .. }
                             | DeliveryEvent::CapabilityRequest { .. }
                     ) {
-                        agents.entry(agent).or_default().mail.push((seq, at, event, bytes));
+                        agents.entry(agent).or_default().mail.push((seq, at, event));
                     }
                 }
                 Record::Outgoing { agent, recipient, number, path, params, queued_at, asks } => {
@@ -596,6 +596,9 @@ impl Node {
                 }
                 Record::Opened { agent, path } => {
                     agents.entry(agent).or_default().opened.insert(parse(&path)?);
+                }
+                Record::Consent { agent, policy } => {
+                    agents.entry(agent).or_default().consent = Some(policy);
                 }
                 Record::Invited { agent, path } => {
                     agents.entry(agent).or_default().invitations.insert(parse(&path)?);
@@ -727,9 +730,10 @@ struct Stored {
     key: String,
     acknowledged: u64,
     seen: Vec<(u64, (DeviceId, String))>,
-    mail: Vec<(u64, UnixMillis, DeliveryEvent, usize)>,
+    mail: Vec<(u64, UnixMillis, DeliveryEvent)>,
     outgoing: Vec<(DeviceId, Queued, bool)>,
     opened: BTreeSet<RoomPath>,
+    consent: Option<ConsentPolicy>,
     invitations: BTreeSet<RoomPath>,
     decisions: Vec<Decision>,
     asked: BTreeMap<TokenKey, Sought>,
@@ -751,6 +755,7 @@ impl Stored {
             }
         }
         agent.opened.extend(self.opened);
+        agent.consent = self.consent;
         agent.invitations = self.invitations;
         agent.asked = self.asked;
         agent.decisions = self.decisions.into_iter().map(|d| (d.id.clone(), d)).collect();

@@ -49,7 +49,7 @@ use super::events::DeliveryEvent;
 use super::formation::{DialPlan, Formation};
 use super::journal::{Record, Ticket};
 use super::log::LogEvent;
-use super::records::{AgentRecord, Now};
+use super::records::{AgentRecord, ConsentPolicy, Now};
 use super::replica::Replica;
 use super::session::{Origin, Session, SessionId, SessionKind};
 use super::wire::advert::PeerAdvert;
@@ -101,6 +101,8 @@ pub struct NodeConfig {
     pub machine: Option<DeviceKey>,
     /// Name the machine gives itself.
     pub machine_name: Option<String>,
+    /// Who may begin conversations with agents that have said nothing of it.
+    pub consent: ConsentPolicy,
 }
 
 /// A device to take into service.
@@ -495,6 +497,8 @@ struct Agent {
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
     pub grants: BTreeMap<(RoomPath, DeviceId), Vec<u8>>,
     pub opened: BTreeSet<RoomPath>,
+    /// Who may begin conversations, where it has said so.
+    pub consent: Option<ConsentPolicy>,
     pub consents: BTreeMap<DeviceId, Consent>,
     pub decisions: BTreeMap<String, Decision>,
     pub shown: BTreeMap<RoomPath, BTreeMap<DeviceId, super::records::AgentStatus>>,
@@ -903,6 +907,7 @@ impl Agent {
             tokens: BTreeMap::new(),
             grants: BTreeMap::new(),
             opened: BTreeSet::new(),
+            consent: None,
             consents: BTreeMap::new(),
             decisions: BTreeMap::new(),
             shown: BTreeMap::new(),

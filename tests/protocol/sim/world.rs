@@ -22,7 +22,7 @@ use commsd::mesh::node::{
     AddDevice, AgentSpec, Command, CommandError, CommandResult, DecisionTarget, DialId, DialTarget,
     IdentityChange, Input, Node, NodeConfig, OpId, OperatorCommand, Output, ServiceCall, TokenKey,
 };
-use commsd::mesh::records::Now;
+use commsd::mesh::records::{ConsentPolicy, Now};
 use commsd::mesh::session::{Origin, SessionId, SessionKind};
 use commsd::mesh::wire::cose::CoseSign1;
 use commsd::mesh::wire::frame::Frame;
@@ -440,6 +440,7 @@ impl World {
             user: Some(key(90 + (spec.user % 3) as usize)),
             machine: Some(key(93 + spec.machine % 3)),
             machine_name: None,
+            consent: ConsentPolicy::Ask,
         };
         let entropy = SeededEntropy::new(self.rng.next());
         let now = self.clock(host);
