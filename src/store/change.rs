@@ -24,11 +24,11 @@ mod kind {
     pub(super) const REVOCATION: u8 = 12;
     pub(super) const SHARE: u8 = 13;
     pub(super) const SHARE_GRANT: u8 = 14;
-    pub(super) const SOUGHT: u8 = 15;
-    pub(super) const CONSENT: u8 = 16;
+    pub(super) const CONSENT: u8 = 15;
+    pub(super) const SOUGHT: u8 = 16;
     /// Those that belong to one agent.
     pub(super) const OF_AGENT: [u8; 10] =
-        [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED, SOUGHT, CONSENT];
+        [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED, CONSENT, SOUGHT];
 }
 
 /// One change of the table.
