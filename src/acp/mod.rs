@@ -10,6 +10,7 @@ pub mod code;
 pub mod did;
 pub mod endpoint;
 pub mod envelope;
+pub mod gateway;
 pub mod invite;
 pub mod json;
 pub mod log;

@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod chain;
+mod gateways;
 mod support;
 mod vectors;
 mod walk;
