@@ -8,6 +8,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod chain;
+mod corpus;
+mod gateways;
+mod refute;
 mod support;
 mod vectors;
 mod walk;

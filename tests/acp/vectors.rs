@@ -235,3 +235,18 @@ fn the_bound_of_depth_is_ours() {
     assert_eq!(MAX_DEPTH, 64);
     assert_eq!(Did::parse("did:key:z").unwrap_err().code(), Code::BadDid);
 }
+
+/// The same files in a second language, where Python is there.
+#[test]
+fn another_language_agrees() {
+    let script =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/acp/check_vectors.py");
+    match std::process::Command::new("python3").arg(script).output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{said}");
+            assert_eq!(output.stdout.iter().filter(|byte| **byte == b'\n').count(), 3);
+        }
+        Err(_) => println!("skipped: no python3"),
+    }
+}

@@ -447,6 +447,17 @@ impl World {
         let [Some(a), Some(b)] = [&self.sides[0].log, &self.sides[1].log] else {
             panic!("seed {seed}: the worker never heard of the task");
         };
+        for log in [a, b] {
+            let now = UnixMillis(self.now + 60_000);
+            let audit = AuditLog::of(log);
+            let file = JsonlWriter::whole(&audit, false).unwrap();
+            let read = read_jsonl(&file).unwrap();
+            assert_eq!(read, audit);
+            let report = verify(&read, None, now);
+            assert_eq!(report.status, Status::Valid, "seed {seed}: {report:?}");
+            let done = complete(&file, log, false).unwrap();
+            assert_eq!((done.keep, done.append.len()), (file.len(), 0));
+        }
         let state = |log: &TaskLog| log.view().state();
         assert!(
             a.view().is_sealed() && b.view().is_sealed(),
