@@ -41,25 +41,26 @@ pub struct Limits {
     pub pairs_of_link: usize,
     /// Pairings in all.
     pub pairs: usize,
-    /// Gossip frames of one link taken at once, before [`Limits::gossip_every_ms`] counts.
-    pub gossip_burst: u64,
-    /// Time in which a link may send one more. A peer gossips every 20 s, and when something
-    /// changes.
-    pub gossip_every_ms: u64,
+    /// Adverts of one link taken at once, before [`Limits::advert_every_ms`] counts.
+    pub advert_burst: u64,
+    /// Time in which a link may send one more. A device gossips every 20 s, and when something
+    /// changes; each costs a signature check and goes to every other link.
+    pub advert_every_ms: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
             devices_of_link: 256,
-            devices: 8_192,
-            advert_bytes: 16 * 1024,
-            advert_bytes_total: 32 * 1024 * 1024,
+            devices: 4_096,
+            advert_bytes: 8 * 1024,
+            advert_bytes_total: 4 * 1024 * 1024,
             // Each agent behind the link with 16 others.
             pairs_of_link: 4_096,
             pairs: 262_144,
-            gossip_burst: 64,
-            gossip_every_ms: 500,
+            advert_burst: 512,
+            // A link full of devices, each gossiping in its turn.
+            advert_every_ms: 60,
         }
     }
 }
@@ -154,7 +155,7 @@ struct Link {
     latest: Option<(DeviceId, DeviceId)>,
     /// Pairings that this link has asked for.
     pairs: usize,
-    /// Gossip frames it may send, and since when that number holds (monotonic ms).
+    /// Adverts it may send, and since when that number holds (monotonic ms).
     allowance: u64,
     allowance_at: u64,
     caught_up_at: Option<u64>,
@@ -188,7 +189,7 @@ impl RelayHub {
             own: None,
             latest: None,
             pairs: 0,
-            allowance: self.limits.gossip_burst,
+            allowance: self.limits.advert_burst,
             allowance_at: now.mono,
             caught_up_at: None,
         };
@@ -209,7 +210,27 @@ impl RelayHub {
         self.links.get(&link).is_some_and(|link| link.own.is_some())
     }
 
-    /// A frame from a link.
+    /// Whether a link may send so many adverts now. To be asked before they are verified, which is
+    /// what costs.
+    pub fn may_gossip(&mut self, id: LinkId, adverts: usize, now: Now) -> bool {
+        let Limits { advert_burst, advert_every_ms, .. } = self.limits;
+        let Some(link) = self.links.get_mut(&id) else { return false };
+        let gained = now.mono.saturating_sub(link.allowance_at) / advert_every_ms.max(1);
+        link.allowance_at += gained * advert_every_ms;
+        link.allowance = link.allowance.saturating_add(gained).min(advert_burst);
+        match link.allowance.checked_sub(adverts as u64) {
+            Some(left) => {
+                link.allowance = left;
+                true
+            }
+            None => {
+                self.stats.over_bounds += 1;
+                false
+            }
+        }
+    }
+
+    /// A frame from a link; for gossip after [`Self::may_gossip`].
     pub fn frame(&mut self, link: LinkId, frame: HubFrame, now: Now) {
         if !self.links.contains_key(&link) {
             return;
@@ -245,10 +266,6 @@ impl RelayHub {
     // --- adverts ------------------------------------------------------------------------------
 
     fn gossip(&mut self, id: LinkId, adverts: Vec<PeerAdvert>, now: Now) {
-        if !self.may_gossip(id, now) {
-            self.stats.over_bounds += 1;
-            return;
-        }
         let accepted: Vec<PeerAdvert> =
             adverts.into_iter().filter(|advert| self.take(id, advert, now)).collect();
         if accepted.is_empty() {
@@ -268,17 +285,6 @@ impl RelayHub {
         held.sort_by_key(|held| held.order);
         let adverts: Vec<PeerAdvert> = held.into_iter().map(|held| held.advert.clone()).collect();
         self.tell(&[id], adverts, id);
-    }
-
-    fn may_gossip(&mut self, id: LinkId, now: Now) -> bool {
-        let Limits { gossip_burst, gossip_every_ms, .. } = self.limits;
-        let Some(link) = self.links.get_mut(&id) else { return false };
-        let gained = now.mono.saturating_sub(link.allowance_at) / gossip_every_ms.max(1);
-        link.allowance_at += gained * gossip_every_ms;
-        link.allowance = link.allowance.saturating_add(gained).min(gossip_burst);
-        let may = link.allowance > 0;
-        link.allowance = link.allowance.saturating_sub(1);
-        may
     }
 
     /// Whether an advert is taken: as new as the one held where the link holds the device, newer

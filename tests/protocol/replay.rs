@@ -124,6 +124,7 @@ impl Replay {
             user,
             machine: None,
             machine_name: None,
+            hub: None,
         };
         // The daemon's own device takes no part: nothing is ever connected to it.
         let daemon = DeviceKey::from_scalar(&[0x5a; 32]).unwrap();

@@ -195,7 +195,8 @@ fn no_link_has_more_than_its_share() {
         devices: 4,
         advert_bytes: 600,
         pairs_of_link: 1,
-        gossip_burst: 4,
+        advert_burst: 4,
+        advert_every_ms: 500,
         ..Limits::default()
     };
     let mut hub = RelayHub::new(limits);
@@ -216,14 +217,15 @@ fn no_link_has_more_than_its_share() {
     assert_eq!(connect(&mut hub, 0, keys[2].id(), None).len(), 1);
     assert!(connect(&mut hub, 0, keys[3].id(), None).is_empty());
     assert_eq!(connect(&mut hub, 1, keys[1].id(), None).len(), 1);
-    // Gossip beyond the burst is not taken until some time has passed.
-    for second in 2..8 {
-        gossip(&mut hub, 1, vec![advert(&keys[2], second)], at(1));
-    }
+    // Adverts beyond the burst are not even verified until some time has passed.
     let before = hub.stats().over_bounds;
-    assert!(gossip(&mut hub, 1, vec![advert(&keys[2], 9)], at(1)).is_empty());
-    assert_eq!(hub.stats().over_bounds, before + 1);
-    assert!(!gossip(&mut hub, 1, vec![advert(&keys[2], 9)], at(2)).is_empty());
+    assert!(hub.may_gossip(LinkId(1), 3, at(1)));
+    assert!(!hub.may_gossip(LinkId(1), 2, at(1)));
+    assert!(hub.may_gossip(LinkId(1), 1, at(1)) && !hub.may_gossip(LinkId(1), 1, at(1)));
+    assert_eq!(hub.stats().over_bounds, before + 2);
+    assert!(hub.may_gossip(LinkId(1), 2, at(2)) && !hub.may_gossip(LinkId(1), 1, at(2)));
+    assert!(hub.may_gossip(LinkId(0), 4, at(2)), "its own affair");
+    assert!(!hub.may_gossip(LinkId(0), 5, at(3600)), "never more than the burst");
 }
 
 #[derive(Clone, Debug)]

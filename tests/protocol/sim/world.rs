@@ -440,6 +440,7 @@ impl World {
             user: Some(key(90 + (spec.user % 3) as usize)),
             machine: Some(key(93 + spec.machine % 3)),
             machine_name: None,
+            hub: None,
         };
         let entropy = SeededEntropy::new(self.rng.next());
         let now = self.clock(host);
@@ -1148,6 +1149,7 @@ impl World {
             DialTarget::Loopback(PORT) => Listener::Well { machine },
             DialTarget::Loopback(port) => Listener::Data { machine, port },
             DialTarget::Network(ip, port) => Listener::Network { ip, port },
+            DialTarget::Named(..) | DialTarget::Hub => panic!("nobody here asks for that"),
         };
         let fails = |world: &mut Self, wait, reason| {
             let input = Box::new(Input::DialFailed { dial, reason });
