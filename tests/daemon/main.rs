@@ -9,6 +9,7 @@ mod contrib;
 mod daemon;
 mod durable;
 mod events;
+mod hub;
 mod limits;
 mod local_socket;
 mod mcp;

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::directory::{self, AgentSelf, key};
 use super::super::log::LogEvent;
-use super::super::records::{Now, Visibility};
+use super::super::message::{MeshMessage, Patch};
+use super::super::records::{Now, RoomRecord, RoomType, Visibility};
 use super::super::session::{Origin, Session, SessionId, SessionKind};
 use super::super::wire::advert::PeerAdvert;
 use super::super::wire::cose::CoseSign1;
@@ -37,6 +38,8 @@ const REFUSED_FOR_MS: u64 = 60_000;
 const RENEW_WITHIN_MS: u64 = 600_000;
 /// Devices judged that are remembered.
 const MAX_JUDGED: usize = 1024;
+/// Rooms told when a channel opens; with the rest they have to fit what waits for its opening.
+const MAX_ROOMS_TOLD: usize = 64;
 /// In the place of a device where a session needs one: no key has this id.
 pub(super) const HUB: DeviceId = DeviceId([0; 32]);
 
@@ -338,6 +341,24 @@ impl Node {
         }
         if let Some(first) = self.fronted().first().copied() {
             self.open_channel(first, device, now);
+        }
+    }
+
+    /// A channel through the hub is open: its other end, whom the user trusts, hears of the public
+    /// rooms here, which the hub is not told of.
+    pub(super) fn send_public_rooms(&mut self, session: SessionId, now: Now) {
+        let local = self.sessions.get(&session).map(|session| session.local);
+        let Some(local) = local.filter(|_| self.is_through_hub(session)) else { return };
+        let rooms: Vec<RoomRecord> = self
+            .replica
+            .rooms()
+            .filter(|(path, room)| path.owner() == Some(local) && room.kind == RoomType::Public)
+            .take(MAX_ROOMS_TOLD)
+            .map(|(_, room)| room.clone())
+            .collect();
+        for room in rooms {
+            let message = MeshMessage::StateUpdate(Box::new(Patch::RoomUpsert { room }));
+            self.tell(session, &message, now);
         }
     }
 

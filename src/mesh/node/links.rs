@@ -127,7 +127,10 @@ impl Node {
                 self.send_own_record(id, now);
                 self.send_full_advert(id, now);
             }
-            SessionKind::Relayed => self.send_own_record(id, now),
+            SessionKind::Relayed => {
+                self.send_own_record(id, now);
+                self.send_public_rooms(id, now);
+            }
             SessionKind::PortAccepted | SessionKind::PortDialled | SessionKind::Hub => {}
         }
         self.peer_returned(local, remote, now);

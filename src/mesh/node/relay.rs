@@ -4,6 +4,8 @@
 //! frames are sealed and wrapped here. Whoever is in between sees who talks to whom, and nothing
 //! else.
 
+use std::collections::BTreeSet;
+
 use super::super::checked::Checked;
 use super::super::records::{Now, Visibility};
 use super::super::session::{Origin, Session, SessionId, SessionKind};
@@ -221,6 +223,12 @@ impl Node {
     /// Whether a session is a channel through the hub.
     pub(super) fn is_through_hub(&self, session: SessionId) -> bool {
         self.channels.get(&session).is_some_and(|channel| self.is_hub(channel.via))
+    }
+
+    /// All of them.
+    pub(super) fn channels_through_hub(&self) -> BTreeSet<SessionId> {
+        let through = self.channels.iter().filter(|(_, channel)| self.is_hub(channel.via));
+        through.map(|(id, _)| *id).collect()
     }
 
     /// For which of ours a device sends over this session, when it has one channel through it.
