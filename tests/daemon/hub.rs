@@ -407,11 +407,8 @@ async fn users_trust_each_other_and_all_their_agents_meet() {
     let url = format!("ws://{}/", hub.address);
     let (one, two) = (daemon(&url).await, daemon(&url).await);
     let (mut alice, mut bob) = (one.agent("alice").await, two.agent("bob").await);
-    let user = |agent: &Agent| {
-        let asked = agent.client.call(WhoamiParams {});
-        async move { asked.await.unwrap().principal.unwrap() }
-    };
-    let (hers, his) = (user(&alice).await, user(&bob).await);
+    let hers = alice.client.call(WhoamiParams {}).await.unwrap().principal.unwrap();
+    let his = bob.client.call(WhoamiParams {}).await.unwrap().principal.unwrap();
     trust(&alice.client, &his, Some(TrustKind::Principal)).await;
     trust(&bob.client, &hers, Some(TrustKind::Principal)).await;
     listed(&alice, "bob").await;
