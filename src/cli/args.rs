@@ -49,6 +49,10 @@ pub enum Command {
     Run(RunOptions),
 
     /// Run a relay hub, by which daemons on different networks reach each other
+    ///
+    /// It passes sealed messages between daemons that cannot reach each other, and reads none. It
+    /// needs no daemon, keeps nothing on disk and holds no key but that of its TLS certificate.
+    /// Without one it speaks plain HTTP, for a proxy in front of it that has the certificate.
     Hub(HubArgs),
 
     /// Serve MCP on stdio for a harness; starts the daemon if none answers

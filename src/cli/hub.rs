@@ -8,10 +8,6 @@ use clap::Args;
 use super::output::json_line;
 
 /// `commsd hub`: a relay hub, in the foreground.
-///
-/// It passes sealed messages between daemons that cannot reach each other, and reads none. It needs
-/// no daemon, keeps nothing on disk and holds no keys but those of its TLS certificate. Without one
-/// it speaks plain HTTP, for a proxy in front of it that has the certificate.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct HubArgs {
     /// Where to listen [default port: 19878]

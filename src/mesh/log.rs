@@ -69,6 +69,12 @@ pub const CATALOGUE: &[Spec] = &[
         &["reason", "retry_ms"],
         "the relay hub could not be dialled, or its session has ended; dialled again",
     ),
+    (
+        "hub_left",
+        Level::Info,
+        &[],
+        "the relay hub is not wanted: nobody is trusted, no agent is here, or the daemon stops",
+    ),
     ("dial_failed", Level::Debug, &["device", "local", "reason"], "a peer could not be reached"),
     (
         "connection_requested",

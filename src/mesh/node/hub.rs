@@ -40,6 +40,8 @@ const RENEW_WITHIN_MS: u64 = 600_000;
 const MAX_JUDGED: usize = 1024;
 /// Rooms told when a channel opens; with the rest they have to fit what waits for its opening.
 const MAX_ROOMS_TOLD: usize = 64;
+/// Why a session with the hub is ended by this side.
+const HUB_UNWANTED: &str = "hub_unwanted";
 /// In the place of a device where a session needs one: no key has this id.
 pub(super) const HUB: DeviceId = DeviceId([0; 32]);
 
@@ -142,9 +144,7 @@ impl Node {
     pub(super) fn hub_upkeep(&mut self, now: Now) {
         if !self.hub_wanted() {
             if let Some(session) = self.hub.session {
-                self.close(session, "hub_unwanted", now);
-                self.hub.failures = 0;
-                self.hub.retry_at = 0;
+                self.close(session, HUB_UNWANTED, now);
             }
             return;
         }
@@ -160,7 +160,7 @@ impl Node {
     pub(super) fn hub_dialled(&mut self, id: SessionId, now: Now) {
         self.hub.dial = None;
         if !self.hub_wanted() {
-            self.outputs.push_back(Output::Close { session: id, reason: "hub_unwanted" });
+            self.outputs.push_back(Output::Close { session: id, reason: HUB_UNWANTED });
             return;
         }
         let session = Session::new(id, self.daemon, HUB, SessionKind::Hub, Origin::Network, now);
@@ -186,6 +186,11 @@ impl Node {
             return;
         }
         self.hub.session = None;
+        if reason == HUB_UNWANTED {
+            self.hub.failures = 0;
+            self.hub.retry_at = now.mono;
+            return self.log(LogEvent::new("hub_left"));
+        }
         if now.mono.saturating_sub(session.opened_at) >= HUB_GOOD_AFTER_MS {
             self.hub.failures = 0;
         }
