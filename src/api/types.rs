@@ -450,6 +450,14 @@ methods! {
     MeshTrace(MeshTraceParams) = "mesh.trace" => MeshTrace;
     /// Who is connected with whom.
     MeshGraph(MeshGraphParams) = "mesh.graph" => MeshGraph;
+    /// Connects to another machine, which its side has to allow.
+    MeshConnect(MeshConnectParams) = "mesh.connect" => MeshConnected;
+    /// Trusts a device, user or machine beyond this machine.
+    TrustAdd(TrustAddParams) = "trust.add" => TrustChanged;
+    /// Trusts it no longer.
+    TrustRemove(TrustRemoveParams) = "trust.remove" => TrustChanged;
+    /// Who is trusted.
+    TrustList(TrustListParams) = "trust.list" => Trusted;
     /// Lets somebody write to this user's agents without a question.
     DmAdmit(DmAdmitParams) = "dm.admit" => DmAdmitted;
     /// Opens a conversation with a grant that was given to this agent or its user.
@@ -753,6 +761,36 @@ params! {
 
     /// `mesh.graph`.
     MeshGraphParams { ; }
+
+    /// `mesh.connect`.
+    MeshConnectParams {
+        /// Name or address.
+        host: String,
+        /// Port of its network listener.
+        port: u16,
+        ;
+    }
+
+    /// `trust.add`.
+    TrustAddParams {
+        /// Full id.
+        id: String,
+        ;
+        /// Of what; of a device without it.
+        kind: TrustKind,
+    }
+
+    /// `trust.remove`.
+    TrustRemoveParams {
+        /// Full id.
+        id: String,
+        ;
+        /// Of what; of a device without it.
+        kind: TrustKind,
+    }
+
+    /// `trust.list`.
+    TrustListParams { ; }
 
     /// `dm.admit`.
     DmAdmitParams {
@@ -1109,6 +1147,16 @@ words! {
         Mesh = "mesh",
     }
 
+    /// What is trusted.
+    TrustKind {
+        /// One device.
+        Device = "device",
+        /// Every device that proves to be this user's.
+        Principal = "principal",
+        /// Every device that proves to be on this machine.
+        Machine = "machine",
+    }
+
     /// How much a health condition matters.
     Severity {
         /// Worth knowing.
@@ -1229,6 +1277,9 @@ results! {
         queues: QueueStatus,
         /// What is not as it should be.
         health: Vec<Health>,
+        /// The relay hub, when one is configured.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hub: Option<HubStatus>,
         /// With `limits` only.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limits: Option<Vec<LimitInfo>>,
@@ -1277,6 +1328,20 @@ results! {
         since: Time,
         /// The agent-comms version that it tells.
         version: Option<String>,
+    }
+
+    /// The relay hub.
+    HubStatus {
+        /// Its URL.
+        url: String,
+        /// Whether anybody is trusted, so that it is dialled.
+        wanted: bool,
+        /// Since when there is a session; none when there is none.
+        since: Option<Time>,
+        /// Trusted devices heard of through it.
+        devices: u64,
+        /// Dials in a row that have come to nothing.
+        failures: u64,
     }
 
     /// What waits.
@@ -1613,6 +1678,40 @@ results! {
         from: String,
         /// Full id.
         to: String,
+    }
+
+    /// `mesh.connect`.
+    MeshConnected {
+        /// As asked for.
+        host: String,
+        /// As asked for.
+        port: u16,
+        /// Full id of the device that is there.
+        device: String,
+    }
+
+    /// `trust.add`, `trust.remove`.
+    TrustChanged {
+        /// Full id.
+        id: String,
+        /// Of what.
+        kind: TrustKind,
+        /// Whether it is trusted now.
+        trusted: bool,
+        /// Whether that is new.
+        changed: bool,
+    }
+
+    /// `trust.list`.
+    Trusted {
+        /// Full ids.
+        devices: Vec<String>,
+        /// Full ids of users.
+        principals: Vec<String>,
+        /// Full ids of machines.
+        machines: Vec<String>,
+        /// The relay hub through which they are reached.
+        hub: Option<String>,
     }
 
     /// `dm.admit`.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use super::hub::HubArgs;
 use super::run::RunOptions;
 use super::service::ServiceCommand;
 use super::setup::SetupArgs;
@@ -46,6 +47,13 @@ pub struct Invocation {
 pub enum Command {
     /// Run the daemon in the foreground
     Run(RunOptions),
+
+    /// Run a relay hub, by which daemons on different networks reach each other
+    ///
+    /// It passes sealed messages between daemons that cannot reach each other, and reads none. It
+    /// needs no daemon, keeps nothing on disk and holds no key but that of its TLS certificate.
+    /// Without one it speaks plain HTTP, for a proxy in front of it that has the certificate.
+    Hub(HubArgs),
 
     /// Serve MCP on stdio for a harness; starts the daemon if none answers
     Mcp {

@@ -472,7 +472,7 @@ fn show_status(status: &Status) -> String {
         }
     };
     let oldest = status.queues.oldest_ms.map(|ms| format!(", oldest {}", duration(ms)));
-    let mut out = fields(&[
+    let mut rows = vec![
         ("version", status.version.clone()),
         ("pid", status.pid.to_string()),
         ("up", duration(status.uptime_ms)),
@@ -489,7 +489,16 @@ fn show_status(status: &Status) -> String {
                 oldest.unwrap_or_default()
             ),
         ),
-    ]);
+    ];
+    if let Some(hub) = &status.hub {
+        let state = match (&hub.since, hub.wanted) {
+            (Some(_), _) => format!("connected, {} trusted devices heard of", hub.devices),
+            (None, false) => "not dialled: nobody is trusted".into(),
+            (None, true) => format!("not connected, {} failures", hub.failures),
+        };
+        rows.push(("hub", format!("{}, {state}", hub.url)));
+    }
+    let mut out = fields(&rows);
     let peers: Vec<_> = status
         .peers
         .iter()

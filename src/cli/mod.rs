@@ -7,6 +7,7 @@ mod args;
 mod client;
 mod doctor;
 mod hook;
+pub mod hub;
 mod output;
 pub mod run;
 mod service;
@@ -126,10 +127,10 @@ fn split_vault(args: &mut Vec<OsString>) -> Vec<OsString> {
     Vec::new()
 }
 
-/// Whether a command line that cannot be used was one for the daemon.
+/// Whether a command line that cannot be used was one for the daemon or the relay hub.
 fn means_run(args: &[OsString]) -> bool {
     let lenient = Invocation::command().ignore_errors(true).try_get_matches_from(args);
-    lenient.is_ok_and(|matches| matches.subcommand_name() == Some("run"))
+    lenient.is_ok_and(|matches| matches!(matches.subcommand_name(), Some("run" | "hub")))
 }
 
 /// The completion script for a shell.

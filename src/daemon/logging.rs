@@ -35,6 +35,13 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
         "configuration is read, nothing is bound yet",
     ),
     ("listening", Level::Info, &["what", "address"], "a listener is bound"),
+    (
+        "hub_ready",
+        Level::Info,
+        &["version", "pid", "address", "tls"],
+        "a relay hub (`commsd hub`) takes links",
+    ),
+    ("hub_stopped", Level::Info, &["uptime_ms"], "the relay hub has ended in order"),
     ("ready", Level::Info, &["device"], "the socket answers and the mesh is being joined"),
     (
         "first_contact_unavailable",

@@ -10,7 +10,9 @@ mod keeping;
 pub mod logging;
 mod owner;
 mod project_rooms;
+pub mod relay_hub;
 mod requests;
+mod trust;
 mod vaults;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -28,12 +30,13 @@ use self::identities::{Identities, SlotRequest};
 use self::keeping::Keeper;
 use self::logging::{emit, event};
 use self::owner::{Owner, Sources};
+use self::trust::TrustFile;
 use self::vaults::Desk;
 use crate::api::types::{ApiError, PROGRAM_VERSION, Severity};
 use crate::identity::entropy::OsEntropy;
 use crate::identity::files::BaseDir;
 use crate::identity::issuer::{IssuerFile, IssuerKind};
-use crate::mesh::node::{Input, Node, NodeConfig};
+use crate::mesh::node::{HubConfig, Input, Node, NodeConfig};
 use crate::runtime::clock::{Clock, unix_now};
 use crate::runtime::hub::{Hub, HubOptions, TransportLimits};
 use crate::runtime::local_socket::{self, Claim, Holder, SocketLimits};
@@ -289,6 +292,7 @@ pub async fn serve(
     let (hub, mesh) = Hub::new(HubOptions {
         daemon: own.key.id(),
         port: config.port,
+        relay: config.hub_url(),
         limits: TransportLimits::with_descriptors(descriptors),
     });
     let data_port = hub.add_device(&own.key, &own.certificate)?;
@@ -310,6 +314,7 @@ pub async fn serve(
             machine: Some(machine.key().clone()),
             machine_name: machine.display_name().map(str::to_owned),
             consent: config.consent,
+            hub: config.hub.clone().map(|url| HubConfig { url, names: config.hub_names }),
         },
         own.key,
         data_port,
@@ -353,6 +358,7 @@ pub async fn serve(
         store,
         store_error: None,
         identities,
+        trust: TrustFile::new(base.clone()),
         base,
         local: server.handle.clone(),
         ring,

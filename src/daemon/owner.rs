@@ -19,6 +19,7 @@ use super::identities::{Identities, OpenError, OpenSlot};
 use super::keeping::Keeper;
 use super::logging::{self, Ring, emit, event};
 use super::project_rooms::{Project, SETTLE_EVERY};
+use super::trust::TrustFile;
 use super::vaults::{Desk, Done, OperatorReply, VaultReply};
 use crate::api::tool::Action;
 use crate::api::tool::render::{self, Viewer};
@@ -43,6 +44,8 @@ const MAX_BATCH: usize = 128;
 /// How long the daemon waits for peers to take note of its leaving.
 const DRAIN_MS: u64 = 2_000;
 /// How often conditions are looked at when nobody asks.
+/// How often the trust file is looked at, as the reference does.
+const TRUST_EVERY: Duration = Duration::from_secs(5);
 const HEALTH_EVERY: Duration = Duration::from_secs(30);
 /// How long links may take to write what is queued.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
@@ -114,6 +117,8 @@ pub(super) enum Reply {
     Granted { bearer: DeviceId, principal: bool },
     /// What was found out about a device.
     Insight(DeviceId),
+    /// A machine that was connected to: host and port.
+    Connected(String, u16),
     /// A conversation opened with a grant.
     Opened(DeviceId),
     /// A grant withdrawn.
@@ -156,6 +161,7 @@ pub(super) struct Owner {
     pub(super) store_error: Option<StoreError>,
     pub(super) identities: Identities,
     pub(super) base: BaseDir,
+    pub(super) trust: TrustFile,
     pub(super) local: LocalHandle,
     pub(super) ring: Ring,
     pub(super) clock: Clock,
@@ -208,6 +214,7 @@ impl Owner {
         let mut drain_until: Option<u64> = None;
         let mut watchdog = super::watchdog();
         let mut look_at_health = tokio::time::interval(HEALTH_EVERY);
+        let mut look_at_trust = tokio::time::interval(TRUST_EVERY);
         let mut settle_projects = tokio::time::interval(SETTLE_EVERY);
         self.restore_slots();
         loop {
@@ -248,6 +255,7 @@ impl Owner {
                 () = self.ring.grown() => {}
                 () = watchdog.due() => {}
                 _ = settle_projects.tick() => self.settle_project_rooms(),
+                _ = look_at_trust.tick() => self.look_at_trust(),
                 _ = look_at_health.tick() => drop(self.look_at_health()),
                 () = tokio::time::sleep_until(wake) => self.inputs.push_back(Input::Tick),
             }

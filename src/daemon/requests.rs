@@ -146,6 +146,7 @@ pub(super) fn todo(code: &str) -> Option<&'static str> {
         "not_shared" => "its owner shares a vault with `commsd vault share`",
         "read_only" => "its owner shares it for writing with `commsd vault share --write`",
         "share_not_found" => "`commsd vault shares` lists what is shared",
+        "connect_failed" => "check name and port; there `commsd run --listen` says where it is",
         "busy" => "try again in a moment",
         "connection_lost" => "look whether it is done before you try again",
         "timeout" | "leave_failed" => "try again later",
@@ -231,6 +232,18 @@ impl Owner {
             Request::MachineName(params) => {
                 let name = self.machine_named(params.name);
                 self.answer(conn, &id, name);
+            }
+            Request::TrustAdd(params) => {
+                let changed = self.trust_changed(&params.id, params.kind, true);
+                self.answer(conn, &id, changed);
+            }
+            Request::TrustRemove(params) => {
+                let changed = self.trust_changed(&params.id, params.kind, false);
+                self.answer(conn, &id, changed);
+            }
+            Request::TrustList(_) => {
+                let trusted = self.trusted();
+                self.answer(conn, &id, trusted);
             }
             Request::VaultShare(params) => self.vault_share(conn, id, params),
             Request::VaultUnshare(params) => self.vault_unshare(conn, id, params),
@@ -371,6 +384,11 @@ impl Owner {
                 let to = self.find_agent(&p.target, &agent)?;
                 (Command::Trace { to, timeout_ms: p.timeout_ms }, Reply::Insight(to))
             }
+            Request::MeshConnect(p) => {
+                check_host(&p)?;
+                let reply = Reply::Connected(p.host.clone(), p.port);
+                (Command::Connect { host: p.host, port: p.port }, reply)
+            }
             Request::MeshGraph(_) => {
                 let graph = self.graph(&agent);
                 self.answer(conn, id, Ok(graph));
@@ -508,6 +526,9 @@ impl Owner {
             | Request::HookTake(_)
             | Request::HookShown(_)
             | Request::Action(_)
+            | Request::TrustAdd(_)
+            | Request::TrustRemove(_)
+            | Request::TrustList(_)
             | Request::VaultShare(_)
             | Request::VaultUnshare(_)
             | Request::VaultShares(_)
@@ -606,6 +627,10 @@ impl Owner {
                 let traced = types::MeshTrace { target: device.hex(), rtt_ms, relayed, hub };
                 self.answer(conn, &id, Ok(traced));
             }
+            (Reply::Connected(host, port), CommandResult::Connected(device)) => {
+                let connected = types::MeshConnected { host, port, device: device.hex() };
+                self.answer(conn, &id, Ok(connected));
+            }
             (Reply::Granted { bearer, principal }, CommandResult::Grant(grant)) => {
                 let admitted = types::DmAdmitted {
                     bearer: bearer.hex(),
@@ -628,6 +653,7 @@ impl Owner {
                 | Reply::Attached { .. }
                 | Reply::Granted { .. }
                 | Reply::Insight(_)
+                | Reply::Connected(..)
                 | Reply::Operator(_),
                 _,
             ) => {
@@ -1357,6 +1383,24 @@ pub(super) fn not_pending() -> ApiError {
         "nothing like that waits for this agent",
         todo("not_pending").unwrap_or_default(),
     )
+}
+
+/// A host as it can be looked up.
+fn check_host(p: &types::MeshConnectParams) -> Result<(), ApiError> {
+    /// The longest name that DNS has.
+    const MAX_HOST: usize = 253;
+    let wrong = |what: &str| Err(ApiError::invalid_params("mesh.connect", what));
+    if p.port == 0 {
+        return wrong("`port`: 1 to 65535");
+    }
+    if p.host.contains("://") {
+        return wrong("`host`: a name or address; a relay hub is set with `hub` in config.toml");
+    }
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+    if p.host.is_empty() || p.host.len() > MAX_HOST || !p.host.chars().all(is_part) {
+        return wrong("`host`: a name or an address, IPv6 without brackets");
+    }
+    Ok(())
 }
 
 fn petname_error(error: PetnamesError) -> ApiError {

@@ -1157,6 +1157,7 @@ fn documents_point_to_what_is_there() {
         "README.md",
         "docs/interface.md",
         "docs/events.md",
+        "docs/hub.md",
         "docs/mcp.md",
         "docs/performance.md",
         "tests/daemon/help.txt",
@@ -1181,6 +1182,7 @@ async fn help_texts_are_as_recorded() {
     for command in [
         "",
         "run",
+        "hub",
         "completions",
         "status",
         "whoami",

@@ -11,6 +11,7 @@ mod durable;
 mod events;
 mod findings;
 mod hook;
+mod hub;
 mod limits;
 mod local_socket;
 mod mcp;

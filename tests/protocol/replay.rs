@@ -127,6 +127,7 @@ impl Replay {
             machine: None,
             machine_name: None,
             consent: ConsentPolicy::Ask,
+            hub: None,
         };
         // The daemon's own device takes no part: nothing is ever connected to it.
         let daemon = DeviceKey::from_scalar(&[0x5a; 32]).unwrap();

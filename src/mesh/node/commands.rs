@@ -145,6 +145,13 @@ pub enum Command {
         /// How long it may take.
         timeout_ms: Option<u64>,
     },
+    /// Connect to another machine.
+    Connect {
+        /// Its name or address.
+        host: String,
+        /// The port of its network listener.
+        port: u16,
+    },
     /// Let somebody write to our user's agents without a question.
     AdmitDm {
         /// A device, or a user whose devices are meant.
@@ -258,6 +265,8 @@ pub enum CommandResult {
         /// That hub.
         hub: Option<String>,
     },
+    /// Who is at an address; whether it lets us in is for its side to say.
+    Connected(DeviceId),
     /// A grant to hand on.
     Grant(CoseSign1),
     /// Nothing to tell.
@@ -355,6 +364,7 @@ impl Node {
             Command::Trace { to, timeout_ms } => {
                 return self.ask_device(agent, to, Question::Trace, timeout_ms, op, now);
             }
+            Command::Connect { host, port } => return self.connect_to(host, port, op),
             Command::AdmitDm { bearer, principal, known } => {
                 return self.issue_dm_grant(agent, bearer, principal, known, op, now);
             }

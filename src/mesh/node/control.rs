@@ -139,6 +139,7 @@ impl Node {
             .filter(|(_, dial)| match dial {
                 super::DialFor::Peer(plan) => plan.local == id,
                 super::DialFor::Port(local) => *local == id,
+                super::DialFor::Hub | super::DialFor::Wish(_) => false,
             })
             .map(|(dial, _)| *dial)
             .collect();
@@ -477,11 +478,7 @@ impl Node {
             self.answer(to, outcome, now);
         }
         if accept {
-            self.approved_remotes.retain(|approved| *approved != remote);
-            if self.approved_remotes.len() >= MAX_APPROVED {
-                self.approved_remotes.pop_front();
-            }
-            self.approved_remotes.push_back(remote);
+            self.approve(remote);
             // Those it opened, and those of ours that it has answered already.
             let waiting: Vec<SessionId> = self
                 .sessions
@@ -508,6 +505,15 @@ impl Node {
             }
         }
         Some(CommandResult::Done)
+    }
+
+    /// Lets another machine in for this run of the daemon.
+    pub(super) fn approve(&mut self, remote: DeviceId) {
+        self.approved_remotes.retain(|approved| *approved != remote);
+        if self.approved_remotes.len() >= MAX_APPROVED {
+            self.approved_remotes.pop_front();
+        }
+        self.approved_remotes.push_back(remote);
     }
 
     /// Our first word to another machine.

@@ -7,11 +7,13 @@
 //! store is asked to keep it, and the answer goes out once it has.
 
 mod commands;
+mod connect;
 mod control;
 mod dms;
 mod durable;
 mod gossip;
 mod grants;
+mod hub;
 mod insight;
 mod links;
 mod mailboxes;
@@ -31,6 +33,7 @@ use std::sync::Arc;
 
 pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Delivery};
 pub use durable::{RecoverError, Restorable};
+pub use hub::{HUB_REDIAL_FIRST_MS, HUB_REDIAL_MAX_MS, HubConfig, HubView, TrustList};
 pub use insight::{MAX_TRACE_MS, MeshGraph, Question};
 pub use links::MAX_SESSIONS;
 pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
@@ -103,6 +106,8 @@ pub struct NodeConfig {
     pub machine_name: Option<String>,
     /// Who may begin conversations with agents that have said nothing of it.
     pub consent: ConsentPolicy,
+    /// The relay hub; without one none is dialled.
+    pub hub: Option<HubConfig>,
 }
 
 /// A device to take into service.
@@ -281,15 +286,21 @@ pub enum Input {
     Shutdown,
     /// This machine has another name, or none any more.
     MachineNamed(Option<String>),
+    /// The user trusts these beyond this machine (at start and when it changes).
+    Trusted(TrustList),
 }
 
 /// Where a dial goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DialTarget {
     /// 127.0.0.1 at this port.
     Loopback(u16),
     /// Another machine.
     Network(IpAddr, u16),
+    /// Another machine, by name or address as somebody gave it.
+    Named(String, u16),
+    /// The relay hub that is configured.
+    Hub,
 }
 
 /// What the node wants done.
@@ -533,6 +544,9 @@ struct Device {
 enum DialFor {
     Peer(DialPlan),
     Port(DeviceId),
+    Hub,
+    /// Somebody's wish to connect.
+    Wish(connect::Wish),
 }
 
 /// A command that is not answered yet.
@@ -595,6 +609,8 @@ pub struct Node {
     unheard: BTreeSet<(DeviceId, DeviceId)>,
     mesh_decisions: BTreeMap<String, Decision>,
     services: services::Services,
+    hub: hub::HubState,
+    connections: connect::Connections,
     /// In the order of their approval.
     approved_remotes: VecDeque<DeviceId>,
     refused_remotes: BTreeMap<DeviceId, u64>,
@@ -673,6 +689,8 @@ impl Node {
             unheard: BTreeSet::new(),
             mesh_decisions: BTreeMap::new(),
             services: services::Services::default(),
+            hub: hub::HubState::default(),
+            connections: connect::Connections::default(),
             approved_remotes: VecDeque::new(),
             refused_remotes: BTreeMap::new(),
             dials: BTreeMap::new(),
@@ -741,6 +759,7 @@ impl Node {
             Input::Tick => {}
             Input::Shutdown => self.shutdown(now),
             Input::MachineNamed(name) => self.machine_named(name, now),
+            Input::Trusted(trust) => self.trust_changed(trust, now),
         }
         self.settle(now);
         self.upkeep(now);

@@ -6,6 +6,7 @@ use super::super::formation::PortState;
 use super::super::records::{
     AgentRecord, AgentStatus, DmMessage, Now, RoomMessage, RoomRecord, RoomType, Visibility,
 };
+use super::super::session::SessionKind;
 use super::super::wire::claim::Claim;
 use super::super::wire::room_path::RoomPath;
 use super::{Counters, Node};
@@ -395,7 +396,7 @@ impl Node {
     #[must_use]
     pub fn status(&self) -> NodeStatus {
         let mut peers: Vec<PeerView> = Vec::new();
-        for session in self.sessions.values() {
+        for session in self.sessions.values().filter(|s| s.kind != SessionKind::Hub) {
             match peers.iter_mut().find(|peer| peer.device == session.remote) {
                 Some(peer) => {
                     peer.sessions += 1;

@@ -441,6 +441,7 @@ impl World {
             machine: Some(key(93 + spec.machine % 3)),
             machine_name: None,
             consent: ConsentPolicy::Ask,
+            hub: None,
         };
         let entropy = SeededEntropy::new(self.rng.next());
         let now = self.clock(host);
@@ -1154,6 +1155,7 @@ impl World {
             DialTarget::Loopback(PORT) => Listener::Well { machine },
             DialTarget::Loopback(port) => Listener::Data { machine, port },
             DialTarget::Network(ip, port) => Listener::Network { ip, port },
+            DialTarget::Named(..) | DialTarget::Hub => panic!("nobody here asks for that"),
         };
         let fails = |world: &mut Self, wait, reason| {
             let input = Box::new(Input::DialFailed { dial, reason });
