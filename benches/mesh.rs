@@ -11,7 +11,7 @@
 mod support;
 
 use std::collections::HashMap;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use commsd::api::client::Client;
@@ -23,7 +23,7 @@ use commsd::codec::time::UnixMillis;
 use commsd::identity::device::DeviceKey;
 use commsd::mesh::checked::Checked;
 use commsd::mesh::wire::advert::PeerAdvert;
-use commsd::mesh::wire::frame::{Command, Frame, ManageRequest};
+use commsd::mesh::wire::frame::{Command as Verb, Frame, ManageRequest};
 use commsd::mesh::wire::room_path::RoomPath;
 use commsd::mesh::wire::scope::Scope;
 use commsd::mesh::wire::token::{MintRequest, TokenCache, mint};
@@ -31,8 +31,9 @@ use commsd::runtime::clock::unix_now;
 use tokio::time::sleep;
 
 use support::agent::{Agent, Ask as _, Lines, Told, dm, introduce, line, text};
-use support::daemon::{Daemon, Ports, status, until};
+use support::daemon::{Daemon, Memory, Ports, status, until};
 use support::floor::{self, Spread};
+use support::shim::Shim;
 use support::stats::{self, Samples, figures, heading, latency, micros, rate};
 
 const NAMES: [&str; 10] = [
@@ -45,6 +46,7 @@ const NAMES: [&str; 10] = [
     "verify",
     "formation",
     "memory",
+    "start",
     "idle",
 ];
 
@@ -93,6 +95,7 @@ async fn run(name: &str) {
         "verify" => verify(),
         "formation" => formation().await,
         "memory" => memory().await,
+        "start" => start().await,
         _ => idle().await,
     }
 }
@@ -453,7 +456,7 @@ fn verify() {
     let token = mint(&key, now, claims).unwrap();
     let request = Frame::ManageRequest(ManageRequest {
         request_id: 1,
-        command: Command {
+        command: Verb {
             verb: "room:member".into(),
             params: Value::map([
                 ("verb", Value::from("room.send")),
@@ -638,6 +641,42 @@ async fn memory() {
         &each(after.anonymous - before.anonymous, opened),
         "<= 64 KiB",
     );
+}
+
+/// How soon a daemon is ready in a home that it knows, and a harness session is answered; what a
+/// session takes.
+async fn start() {
+    const STARTS: usize = 20;
+    let ports = Ports::free();
+    let (mut floor, mut ready) = (Samples::default(), Samples::default());
+    let (mut shims, mut most) = (Samples::default(), Memory { resident: 0.0, anonymous: 0.0 });
+    let mut daemon = Daemon::start(ports).await;
+    for _ in 0..STARTS {
+        let begun = Instant::now();
+        let version = Command::new(env!("CARGO_BIN_EXE_commsd")).arg("--version").output();
+        assert!(version.unwrap().status.success());
+        floor.push(begun.elapsed());
+        let begun = unix_now();
+        daemon = daemon.again(ports);
+        let at = until("the daemon is ready", async || {
+            daemon.events().into_iter().find(|event| event.name == "ready")
+        })
+        .await
+        .at;
+        ready.push(Duration::from_millis(at.since(begun)));
+        let shim = Shim::start(&daemon);
+        shims.push(shim.answered);
+        if shim.memory.resident > most.resident {
+            most = shim.memory;
+        }
+    }
+    heading("start", "p50", "p99");
+    latency("floor: commsd --version, a whole process", &floor, None, "");
+    latency("daemon, in a home it knows: spawned to ready", &ready, Some(&floor), "<= 80 ms");
+    latency("commsd mcp: spawned to its answer to initialize", &shims, Some(&floor), "<= 30 ms");
+    let kib = |kib: f64| format!("{kib} KiB");
+    let (all, own) = (kib(most.resident), kib(most.anonymous));
+    figures("commsd mcp: resident, all and its own", &all, &own, "<= 6 MiB");
 }
 
 async fn idle() {

@@ -47,7 +47,18 @@ impl Daemon {
 
     /// Starts one; [`Daemon::connect`] waits until it answers.
     pub fn spawn(ports: Ports) -> Self {
-        let home = tempfile::tempdir().unwrap();
+        Self::spawn_in(tempfile::tempdir().unwrap(), ports)
+    }
+
+    /// Ends it, and starts another one in its home.
+    pub fn again(self, ports: Ports) -> Self {
+        let mut before = self;
+        before.kill();
+        let home = std::mem::replace(&mut before.home, tempfile::tempdir().unwrap());
+        Self::spawn_in(home, ports)
+    }
+
+    fn spawn_in(home: TempDir, ports: Ports) -> Self {
         let log = std::fs::File::create(home.path().join("log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_commsd"))
             .args(["run", "--no-broadcast", "--log", "json", "--home"])
@@ -96,24 +107,15 @@ impl Daemon {
         let _ = self.child.wait();
     }
 
-    fn proc(&self, file: &str) -> PathBuf {
-        Path::new("/proc").join(self.child.id().to_string()).join(file)
-    }
-
-    /// Resident memory in KiB: all of it, and the part that is not mapped from files.
+    /// Its memory.
     pub fn memory(&self) -> Memory {
-        let status = std::fs::read_to_string(self.proc("status")).unwrap();
-        let field = |name: &str| -> f64 {
-            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-            line.split_whitespace().nth(1).unwrap().parse().unwrap()
-        };
-        Memory { resident: field("VmRSS:"), anonymous: field("RssAnon:") }
+        Memory::of(self.child.id())
     }
 
     /// Processor time used so far, ended threads included; in steps of 10 ms.
     pub fn cpu(&self) -> Duration {
         const TICK: Duration = Duration::from_millis(10);
-        let stat = std::fs::read_to_string(self.proc("stat")).unwrap();
+        let stat = std::fs::read_to_string(proc(self.child.id(), "stat")).unwrap();
         // The program's name, in brackets, may hold anything.
         let (_, fields) = stat.rsplit_once(')').unwrap();
         // User and system time are fields 14 and 15; what follows the name begins with field 3.
@@ -149,6 +151,22 @@ impl Logged {
 pub struct Memory {
     pub resident: f64,
     pub anonymous: f64,
+}
+
+impl Memory {
+    /// Resident memory of a process: all of it, and the part that is not mapped from files.
+    pub fn of(process: u32) -> Self {
+        let status = std::fs::read_to_string(proc(process, "status")).unwrap();
+        let field = |name: &str| -> f64 {
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse().unwrap()
+        };
+        Self { resident: field("VmRSS:"), anonymous: field("RssAnon:") }
+    }
+}
+
+fn proc(process: u32, file: &str) -> PathBuf {
+    Path::new("/proc").join(process.to_string()).join(file)
 }
 
 pub async fn status(client: &Client) -> Status {

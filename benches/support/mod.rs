@@ -4,4 +4,5 @@
 pub mod agent;
 pub mod daemon;
 pub mod floor;
+pub mod shim;
 pub mod stats;

@@ -52,6 +52,9 @@ impl Keeper {
         }
         let (mut store, records) = DiskStore::open(&config.store_dir(), config.store_bytes())?;
         let (place, found) = (store.place().clone(), store.found());
+        if let Some((before, after)) = store.compacted() {
+            emit(&event("store_compacted").with("before", before).with("after", after));
+        }
         if found == Found::Nothing {
             emit(&event("store_created").with("path", config.store_dir().display()));
         }

@@ -116,6 +116,12 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
         "such an agent could not come back; it does when it is attached",
     ),
     ("store_created", Level::Info, &["path"], "there was no store: an empty one was made"),
+    (
+        "store_compacted",
+        Level::Info,
+        &["before", "after"],
+        "the store's file held on to much more than is in it, and gave it back",
+    ),
     ("health_raised", Level::Warn, &["code"], "a health condition began"),
     ("health_cleared", Level::Info, &["code"], "a health condition ended"),
     (

@@ -38,6 +38,10 @@ const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 /// Format of the entries.
 const VERSION: &str = "version";
+/// A file is made smaller at the start when it is larger than this, so that most starts have nothing
+/// to do, and more than [`COMPACT_RATIO`] times what is in it.
+const COMPACT_ABOVE: u64 = 16 * 1024 * 1024;
+const COMPACT_RATIO: u64 = 4;
 /// Commits so far.
 const COMMITS: &str = "commits";
 
@@ -111,6 +115,7 @@ pub struct DiskStore {
     path: PathBuf,
     place: Place,
     found: Found,
+    compacted: Option<(u64, u64)>,
     mark: File,
     /// None after a failure, until it has been opened again.
     database: Option<Database>,
@@ -177,8 +182,9 @@ impl DiskStore {
         }
         let (records, bytes) = read(&database, &path)?;
         let place = Place::of(&path)?;
+        let compacted = compact(&mut database, &path, bytes);
         let database = Some(database);
-        let store = Self { path, place, found, mark, database, commits, bytes, limit };
+        let store = Self { path, place, found, compacted, mark, database, commits, bytes, limit };
         Ok((store, records))
     }
 
@@ -198,6 +204,12 @@ impl DiskStore {
     #[must_use]
     pub fn found(&self) -> Found {
         self.found
+    }
+
+    /// The file's bytes before and after it was made smaller, if it was.
+    #[must_use]
+    pub fn compacted(&self) -> Option<(u64, u64)> {
+        self.compacted
     }
 
     /// Opens the file again after a failure.
@@ -317,6 +329,18 @@ fn apply(
             Ok(growth)
         }
     }
+}
+
+/// Gives back what the file holds on to since it was fuller: pages that are free are used again, but
+/// never given back by themselves. A file that stays as it is is as good.
+fn compact(database: &mut Database, path: &Path, bytes: usize) -> Option<(u64, u64)> {
+    let size = || std::fs::metadata(path).map(|meta| meta.len()).ok();
+    let before = size()?;
+    if before <= COMPACT_ABOVE || before / COMPACT_RATIO <= bytes as u64 {
+        return None;
+    }
+    database.compact().ok().filter(|done| *done)?;
+    Some((before, size()?))
 }
 
 fn builder() -> Builder {
@@ -736,6 +760,36 @@ mod tests {
         let error = DiskStore::open_as(home.path(), LIMIT, &first).err().unwrap();
         assert_eq!(error.code(), "store_newer");
         assert_eq!(open(home.path()).unwrap().1, [mail(1, 1), share]);
+    }
+
+    #[test]
+    fn a_file_that_was_full_once_is_small_again_after_a_start() {
+        let home = tempfile::tempdir().unwrap();
+        let (mut store, _) = open(home.path()).unwrap();
+        let size = || std::fs::metadata(home.path().join(FILE)).unwrap().len();
+        let agent = DeviceId([1; 32]);
+        let event = vec![7; 128 * 1024];
+        for seq in 1..=200 {
+            let at = UnixMillis(1);
+            store.commit(&[Record::Mailbox { agent, seq, at, event: event.clone() }]).unwrap();
+        }
+        assert!(size() > COMPACT_ABOVE);
+        drop(store);
+        // As long as there is something in it, it stays.
+        let (mut store, records) = open(home.path()).unwrap();
+        assert_eq!((records.len(), store.compacted()), (200, None));
+        store.commit(&[Record::Acknowledged { agent, seq: 199 }]).unwrap();
+        let live = store.live().unwrap();
+        drop(store);
+        let before = size();
+        let (store, records) = open(home.path()).unwrap();
+        assert_eq!(records, live);
+        assert_eq!(store.compacted(), Some((before, size())));
+        assert!(size() < COMPACT_ABOVE / 4, "{} bytes", size());
+        drop(store);
+        // Nothing was lost by it, and there is no second time.
+        let (store, records) = open(home.path()).unwrap();
+        assert_eq!((records, store.compacted()), (live, None));
     }
 
     #[test]

@@ -43,6 +43,12 @@ impl RawRequest {
 /// # Errors
 /// `parse_error`, `invalid_request`.
 pub fn read_request(line: &[u8]) -> Result<RawRequest, (Option<RequestId>, ApiError)> {
+    // What is as it should be is read in one pass; what is wrong is looked for when something is.
+    if let Ok(Plain { jsonrpc: "2.0", id, method, params }) = serde_json::from_slice(line)
+        && !matches!(&id, RequestId::Text(text) if text.len() > MAX_REQUEST_ID_BYTES)
+    {
+        return Ok(RawRequest { id, method, params });
+    }
     let value: Value = serde_json::from_slice(line).map_err(|error| {
         let what = format!("the line is not JSON: {error}");
         (None, ApiError::new(ApiError::PARSE_ERROR, what, "send one JSON object a line"))
@@ -83,6 +89,16 @@ pub fn read_request(line: &[u8]) -> Result<RawRequest, (Option<RequestId>, ApiEr
         return Err((Some(id), invalid(&format!("a request has no member {other:?}"))));
     }
     Ok(RawRequest { id, method, params })
+}
+
+/// A request with all of its members, each of them once, and no others.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Plain<'a> {
+    jsonrpc: &'a str,
+    id: RequestId,
+    method: String,
+    params: Option<Value>,
 }
 
 /// The members of an object, each of them once: [`Value`] takes the last of several.
