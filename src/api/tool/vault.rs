@@ -436,6 +436,28 @@ mod tests {
     }
 
     #[test]
+    fn a_permission_is_handed_on_to_somebody_for_a_time() {
+        let call =
+            json!({"command": "delegate", "at": "bob/notes", "agent": "carol", "seconds": 60});
+        match parse(call).unwrap() {
+            VaultTool::Delegate(params, lasts) => {
+                assert_eq!((params.at.as_str(), params.agent.as_str()), ("bob/notes", "carol"));
+                assert_eq!((params.mode, params.delegations_remaining), (None, None));
+                assert_eq!(lasts.map(|secs| secs.get()), Some(60));
+            }
+            other => panic!("{other:?}"),
+        }
+        for (call, names) in [
+            (json!({"command": "delegate", "at": "bob/notes"}), "`agent`"),
+            (json!({"command": "delegate", "at": "b/n", "agent": "c", "seconds": 0}), "`seconds`"),
+            (json!({"command": "delegate", "at": "b/n", "agent": "c", "page": "p"}), "`page`"),
+        ] {
+            let error = parse(call.clone()).unwrap_err();
+            assert!(error.message.contains(names), "{call}: {}", error.message);
+        }
+    }
+
+    #[test]
     fn the_schema_knows_every_field_that_a_command_takes() {
         let schema = input_schema();
         let properties = schema["properties"].as_object().unwrap();

@@ -783,6 +783,33 @@ fn only_the_owners_own_word_for_the_caller_counts() {
 }
 
 #[test]
+fn a_token_is_good_for_its_time_and_its_owner() {
+    let mut world = World::new(20);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    for host in &hosts {
+        share(&mut world, *host, "notes", true);
+    }
+    let peer = Visitor::new(&mut world, a);
+    let asked = peer.ask(&mut world, false, "notes", &[]);
+    world.run(100);
+    let expires = Some(world.clock(hosts[0]).unix.plus(60_000));
+    grant(&mut world, hosts[0], GrantTerms { expires, ..GrantTerms::default() });
+    world.run(100);
+    let good = peer.token(&mut world, asked).expect("a token");
+    assert_eq!(peer.word(&mut world, VAULT_READ, "notes", Some(&good)), "ok");
+    // The share of the same name of somebody else.
+    let door = world.door(&b);
+    let session = world.raw_dial(peer.raw, door);
+    world.run(50);
+    let there = Visitor { raw: peer.raw, session, key: world.host_key(peer.raw) };
+    assert_eq!(there.word(&mut world, VAULT_READ, "notes", Some(&good)), "wrong_chain_root");
+    world.run(60_000);
+    assert_eq!(peer.word(&mut world, VAULT_READ, "notes", Some(&good)), "expired");
+    assert_eq!(world.calls.len(), 1);
+}
+
+#[test]
 fn floods_of_requests_and_calls_are_bounded() {
     let mut world = World::new(10);
     let (hosts, agents) = formed(&mut world, 1);
