@@ -9,6 +9,7 @@
 
 mod chain;
 mod corpus;
+mod desk;
 mod gateways;
 mod refute;
 mod support;
