@@ -241,10 +241,9 @@ fn budgets_are_raised_by_both_owners_only() {
     assert_eq!(failed, [("budget".to_owned(), Some(Code::BudgetExceeded))]);
     // The requester cannot call that passed: its own log would be invalid, and is.
     let report = {
-        let mut cx =
-            Cx { key: &person(1).secret(), now: UnixMillis(pair.now), entropy: &mut pair.entropy };
+        let (key, now) = (person(1).secret(), UnixMillis(pair.now));
         let view = pair.gateways[0].task(&pair.task).unwrap().view();
-        verify::report(view, 0, cx.key, cx.now, cx.entropy).unwrap()
+        verify::report(view, 0, &key, now, &mut pair.entropy).unwrap()
     };
     assert!(!report.passed);
     pair.act(0, |_, view| steps::verdict(view, &report, false).unwrap());
