@@ -10,6 +10,7 @@
 mod chain;
 mod corpus;
 mod desk;
+mod fork;
 mod gateways;
 mod refute;
 mod support;

@@ -45,8 +45,9 @@ struct Side {
     entropy: SeededEntropy,
     disk: Vec<Record>,
     log: Option<TaskLog>,
-    /// Every author signature and countersignature that left this side: place to digest.
-    authored: BTreeMap<u64, Digest>,
+    /// Every author signature and countersignature that left this side: place to digest. An ending on
+    /// top of an entry that was given up stood on other ground.
+    authored: BTreeMap<(u64, Digest), Digest>,
     countersigned: BTreeMap<u64, Digest>,
     /// The clock's error.
     skew: u64,
@@ -208,7 +209,7 @@ impl World {
         let from = &mut self.sides[1 - to];
         for entry in message.entries.iter() {
             let digest = entry.digest().unwrap();
-            let before = from.authored.insert(entry.seq.get(), digest);
+            let before = from.authored.insert((entry.seq.get(), entry.prev), digest);
             assert!(before.is_none_or(|before| before == digest), "two entries at one place");
         }
         for given in message.countersignatures.iter() {

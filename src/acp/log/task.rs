@@ -893,7 +893,11 @@ impl TaskLog {
             return Ok(());
         }
         if ours.actor_role != self.me {
-            // The peer signed both: proof against it.
+            if ours.prev != entry.prev {
+                // An ending on top of what the peer has given up itself (decision 36).
+                return Ok(());
+            }
+            // The peer signed both on the same ground: proof against it.
             self.keep_evidence(out, entry, Code::AuditFork)?;
             out.effects.push(Effect::Forked { seq });
             return Ok(());
