@@ -489,3 +489,78 @@ fn manifests_are_judged_before_work() {
     assert_eq!(code(&manifest(&mut cx, &bad), &bad), Code::InputInvalid);
     assert_eq!(code(&manifest(&mut cx, &good), &bad), Code::DigestMismatch);
 }
+
+#[test]
+fn what_is_handed_on_is_not_loosened() {
+    let mut entropy = commsd::identity::entropy::SeededEntropy::new(9);
+    let key = person(1).secret();
+    let mut cx = Cx { key: &key, now: UnixMillis(1_796_083_200_000), entropy: &mut entropy };
+    let parent = crate::walk::manifest_with(&mut cx, &json!({}), 0, |m| {
+        m.redelegation = Redelegation { allowed: true, max_depth: Int::new(2).unwrap() };
+        m.budget.max_total_tokens = Some(Count::clamped(100));
+        m.sandbox_policy = steps::sandbox(Isolation::Kernel);
+        m.require_execution_attestation = true;
+    });
+    let digest = Digest::of(&parent).unwrap();
+    let mut judge = |change: &dyn Fn(&mut TaskManifest)| {
+        let child = crate::walk::manifest_with(&mut cx, &json!({}), 0, |m| {
+            *m = TaskManifest { task_id: m.task_id.clone(), ..parent.clone() };
+            m.redelegation.max_depth = Int::new(1).unwrap();
+            m.parent_task_id = Some(parent.task_id.clone());
+            m.parent_manifest_digest = Some(digest);
+            change(m);
+        });
+        verify::check_redelegated(&parent, &child).map_err(|e| (e.code(), e.path().to_owned()))
+    };
+    assert_eq!(judge(&|_| {}), Ok(()));
+    assert_eq!(judge(&|m| m.budget.max_total_tokens = Some(Count::clamped(99))), Ok(()));
+    assert_eq!(judge(&|m| m.sandbox_policy.isolation = Isolation::Oci), Ok(()));
+    assert_eq!(judge(&|m| m.parent_manifest_digest = None).unwrap_err().0, Code::DigestMismatch);
+    type Change<'a> = &'a dyn Fn(&mut TaskManifest);
+    let loose: [(&str, Change<'_>); 12] = [
+        ("redelegation/maxDepth", &|m| m.redelegation.max_depth = Int::new(2).unwrap()),
+        ("deadlineAt", &|m| m.deadline_at = m.deadline_at.plus(1)),
+        ("budget", &|m| m.budget.max_total_tokens = None),
+        ("budget", &|m| m.budget.max_total_tokens = Some(Count::clamped(101))),
+        ("requireExecutionAttestation", &|m| m.require_execution_attestation = false),
+        ("sandboxPolicy/isolation", &|m| m.sandbox_policy.isolation = Isolation::Subprocess),
+        ("sandboxPolicy/allowSubprocessFallback", &|m| {
+            m.sandbox_policy.allow_subprocess_fallback = true
+        }),
+        ("sandboxPolicy/network", &|m| m.sandbox_policy.network = Network::Allowlist),
+        ("sandboxPolicy/memoryMaxBytes", &|m| {
+            m.sandbox_policy.memory_max_bytes = Count::clamped(1 << 40)
+        }),
+        ("sandboxPolicy/pidsMax", &|m| m.sandbox_policy.pids_max = Count::clamped(129)),
+        ("sandboxPolicy/cpuTimeMaxMs", &|m| {
+            m.sandbox_policy.cpu_time_max_ms = Count::clamped(300_001)
+        }),
+        ("sandboxPolicy/diskMaxBytes", &|m| {
+            m.sandbox_policy.disk_max_bytes = Count::clamped(1 << 40)
+        }),
+    ];
+    for (member, change) in loose {
+        assert_eq!(judge(change), Err((Code::AttenuationViolation, format!("/{member}"))));
+    }
+}
+
+/// What could not be sent is not begun.
+#[test]
+fn too_much_for_an_envelope() {
+    let pair = in_progress(|_| {});
+    let view = pair.view(1);
+    let (mut gateways, mut entropy) = (pair.gateways, pair.entropy);
+    let key = person(2).secret();
+    let now = UnixMillis(pair.now + 1000);
+    let mut try_with = |bytes: usize| {
+        let mut cx = Cx { key: &key, now, entropy: &mut entropy };
+        let wish = deliver(&mut cx, &view, json!({ "s": "x".repeat(bytes) }), used());
+        gateways[1].act(&pair.task, wish, now, &mut entropy).map_err(|e| e.code())
+    };
+    assert_eq!(try_with(720 * 1024).unwrap_err(), Code::TooLarge);
+    let out = try_with(512 * 1024).unwrap();
+    let envelope = commsd::acp::json::canonical(&out.envelopes[0]).unwrap();
+    assert!(envelope.len() < commsd::acp::envelope::MAX_ENVELOPE);
+    assert!(gateways[0].receive(&envelope, now, &mut entropy).unwrap().is_some());
+    assert_eq!(gateways[0].task(&pair.task).unwrap().view().state(), Some(State::Delivered));
+}

@@ -14,6 +14,7 @@ use super::rules;
 use super::view::{Fault, View};
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::{Did, Secret};
+use crate::acp::json::canonical;
 use crate::acp::objects::{
     AuditEntry, AuditGenesis, Cause, Countersignature, Event, EvidenceNotice, Head, Nack, Party,
     ProgressUpdate, SessionKey, SessionMessage, State, TaskContract, ToolCall, ToolResult,
@@ -46,6 +47,10 @@ const MAX_OBJECTS: usize = 64;
 
 /// Objects of one entry: a contract, an input and 32 tokens.
 const MAX_PAYLOAD: usize = 34;
+
+/// Bytes of one entry's objects: what fits into an envelope of 1 MiB as base64url, with room for the
+/// rest of the message.
+const MAX_PAYLOAD_BYTES: usize = 720 * 1024;
 
 /// Entries of the peer's that are kept as evidence beside the log.
 const MAX_EVIDENCE: usize = 16;
@@ -532,6 +537,14 @@ impl TaskLog {
         let time = Time::from(cx.now).max(view.last_at());
         if event == Event::Progress {
             number_progress(&mut wish.objects, view.next_progress(), time)?;
+        }
+        let mut bytes = 0;
+        for object in &wish.objects {
+            bytes += canonical(object)?.len();
+        }
+        if bytes > MAX_PAYLOAD_BYTES {
+            let text = format!("{event} with {bytes} bytes, at most {MAX_PAYLOAD_BYTES} are sent");
+            return Err(Error::new(Code::TooLarge, text));
         }
         let payload = wish.objects.iter().map(Digest::of).collect::<Result<Vec<_>>>()?;
         let mut entry = AuditEntry {
