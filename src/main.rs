@@ -3,12 +3,15 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use commsd::api::types::ApiError;
+use commsd::api::types::{ApiError, PROGRAM_VERSION};
+use commsd::cli::hub::HubArgs;
 use commsd::cli::run::{self, RunOptions, Running};
 use commsd::cli::{self, ClientCommand, Command, Endpoint, Invocation, exit};
 use commsd::daemon::Ran;
-use commsd::daemon::config::{self, Config, ConfigError, Places, Settings};
+use commsd::daemon::config::{self, Config, ConfigError, LogFormat, Places, Settings};
+use commsd::daemon::relay_hub::{self, HubOptions};
 use commsd::mcp;
+use commsd::runtime::relay_server::ServerOptions;
 use commsd::runtime::sys;
 
 fn main() -> ExitCode {
@@ -29,7 +32,12 @@ fn main() -> ExitCode {
             return cli::vault::run(args, endpoint, json);
         }
         Command::Setup(args) => return cli::set_up(args, &global_flags(&invocation), json),
-        Command::Run(_) | Command::Mcp { .. } | Command::Service(_) | Command::Client(_) => {}
+        Command::Hub(args) => return hub(args, json),
+        Command::Run(_)
+        | Command::Mcp { .. }
+        | Command::Hook { .. }
+        | Command::Service(_)
+        | Command::Client(_) => {}
     }
     let config = match resolve(&invocation) {
         Ok(config) => config,
@@ -76,6 +84,10 @@ fn main() -> ExitCode {
                 Err(error) => cli::report(&error, json, exit::FAILED),
             }
         }
+        Command::Hook { harness, wait } => {
+            let Config { socket, other_socket, agent_comms_dir, .. } = config;
+            cli::hook(harness, wait, &Endpoint::find(socket, other_socket, agent_comms_dir))
+        }
         Command::Service(command) => {
             let Config { socket, other_socket, agent_comms_dir, .. } = config;
             let endpoint = Endpoint::find(socket, other_socket, agent_comms_dir);
@@ -99,10 +111,58 @@ fn main() -> ExitCode {
             let Config { socket, other_socket, agent_comms_dir, .. } = config;
             cli::execute(command, &Endpoint::find(socket, other_socket, agent_comms_dir), json)
         }
-        Command::Completions { .. } | Command::Setup(_) | Command::Vault { .. } => {
-            ExitCode::SUCCESS
+        Command::Completions { .. }
+        | Command::Setup(_)
+        | Command::Vault { .. }
+        | Command::Hub(_) => ExitCode::SUCCESS,
+    }
+}
+
+/// The relay hub, which needs nothing of the daemon's configuration but how to log.
+fn hub(args: &HubArgs, json: bool) -> ExitCode {
+    let options = match hub_options(args) {
+        Ok(options) => options,
+        Err(error) => return unusable(&error, json),
+    };
+    let tls = options.server.tls.is_some();
+    let ran = relay_hub::run(options, |address| {
+        // A closed terminal is no reason to stop.
+        let _ = cli::print(&cli::hub::started(address, tls, json));
+    });
+    match ran {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let code = if error.is_configuration() { exit::CONFIG } else { exit::FAILED };
+            cli::report(&error.into(), json, code)
         }
     }
+}
+
+fn hub_options(args: &HubArgs) -> Result<HubOptions, ConfigError> {
+    let environment = Settings::from_env(|name| std::env::var_os(name))?;
+    let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let log_default = if terminal { LogFormat::Text } else { LogFormat::Json };
+    let log = config::flag("--log", args.log.clone())?.or(environment.log);
+    let mut server = ServerOptions {
+        tls: args.tls_cert.clone().zip(args.tls_key.clone()),
+        hosts: args.hosts.clone(),
+        behind_proxy: args.behind_proxy,
+        version: PROGRAM_VERSION,
+        ..ServerOptions::default()
+    };
+    let number = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+    if let Some(links) = args.max_links {
+        server.limits.links = number(links);
+    }
+    if let Some(links) = args.max_links_per_address {
+        server.limits.per_source = number(links);
+    }
+    Ok(HubOptions {
+        listen: config::hub_address(&args.listen)?,
+        server,
+        log: log.unwrap_or(log_default),
+        log_filter: environment.log_filter.unwrap_or_else(|| config::DEFAULT_LOG_FILTER.into()),
+    })
 }
 
 fn unusable(error: &ConfigError, json: bool) -> ExitCode {
@@ -144,6 +204,7 @@ fn resolve(invocation: &Invocation) -> Result<Config, ConfigError> {
         no_broadcast: run.no_broadcast,
         no_first_contact: run.no_first_contact,
         listen: config::flag("--listen", run.listen)?,
+        hub: run.hub,
         ephemeral: run.ephemeral,
         log: config::flag("--log", run.log)?,
         log_filter: None,

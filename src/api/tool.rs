@@ -9,12 +9,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::types::{
-    AcceptParams, AgentsParams, ApiError, DmAdmitParams, DmParams, DmRevokeParams,
-    DmUseGrantParams, GrantTerms, MachineNameParams, MeshGraphParams, MeshTraceParams,
-    MeshVersionParams, OwnStatus, PageSize, PendingParams, PetnameClearParams, PetnameSetParams,
-    PetnamesParams, RejectParams, Request, RoomCreateParams, RoomDestroyParams, RoomHistoryParams,
-    RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomType, RoomsParams,
-    SendParams, Text, Time, Timing, UpdateParams, VaultMode, Visibility, WhoamiParams,
+    AcceptParams, AgentsParams, ApiError, Consent, DmAdmitParams, DmParams, DmRevokeParams,
+    DmUseGrantParams, GrantTerms, MachineNameParams, MeshConnectParams, MeshGraphParams,
+    MeshTraceParams, MeshVersionParams, OwnStatus, PageSize, PendingParams, PetnameClearParams,
+    PetnameSetParams, PetnamesParams, RejectParams, Request, RoomCreateParams, RoomDestroyParams,
+    RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomType,
+    RoomsParams, SendParams, Text, Time, Timing, TrustAddParams, TrustKind, TrustListParams,
+    TrustRemoveParams, UpdateParams, VaultMode, Visibility, WhoamiParams,
 };
 use crate::codec::time::UnixMillis;
 
@@ -95,6 +96,7 @@ macro_rules! word_fields {
 word_fields! {
     Visibility: "visible" "hidden" "ghost";
     OwnStatus: "active" "idle" "busy";
+    Consent: "ask" "same-principal" "open" "closed";
     RoomType: "public" "private" "secret";
     Timing: "steer" "followUp" "info";
 }
@@ -245,6 +247,8 @@ actions! {
         name: String,
         /// your new tags, all of them
         tags: Vec<String>,
+        /// who may begin a conversation with you: ask, same-principal (your user's agents), open, closed
+        consent: Consent,
     }
     /// Show your id, name, rooms and versions.
     Whoami = "whoami" { ; }
@@ -314,6 +318,38 @@ actions! {
         /// how long it may take, in milliseconds, up to 60000
         timeout_ms: u64,
     }
+    /// Connect to another machine, whose side has to allow it; ask your user first.
+    MeshConnect = "mesh_connect" {
+        /// name or address of the other machine
+        host: String,
+        /// port of the other machine's network listener
+        port: u64,
+        ;
+        /// what it may do here: full, which is also what it is without it
+        policy: String,
+    }
+    /// Trust a device, and with principal or machine all that prove to be a user's or a machine's: they may reach you from beyond this machine. Ask your user first.
+    GatewayTrust = "gateway_trust" {
+        /// full id of the device, user or machine
+        device: String,
+        ;
+        /// the id is a user's
+        principal: bool,
+        /// the id is a machine's
+        machine: bool,
+    }
+    /// Trust it no longer.
+    GatewayUntrust = "gateway_untrust" {
+        /// full id of the device, user or machine
+        device: String,
+        ;
+        /// the id is a user's
+        principal: bool,
+        /// the id is a machine's
+        machine: bool,
+    }
+    /// List who is trusted beyond this machine.
+    GatewayListTrusted = "gateway_list_trusted" { ; }
     /// Show which devices are connected with which.
     MeshGraph = "mesh_graph" { ; }
     /// Let somebody write to you (and your user's other agents) without being asked; hand on the grant.
@@ -547,6 +583,7 @@ impl Action {
                 visibility: Some(a.visibility.unwrap_or(Visibility::Visible)),
                 tags: Some(a.tags.clone().unwrap_or_default()),
                 status: None,
+                consent: None,
             }
             .into(),
             Self::Update(a) => UpdateParams {
@@ -554,6 +591,7 @@ impl Action {
                 visibility: a.visibility,
                 tags: a.tags.clone(),
                 status: a.status,
+                consent: a.consent,
             }
             .into(),
             Self::Whoami(_) => WhoamiParams {}.into(),
@@ -586,6 +624,26 @@ impl Action {
                 MeshTraceParams { target: a.target.clone(), timeout_ms: a.timeout_ms }.into()
             }
             Self::MeshGraph(_) => MeshGraphParams {}.into(),
+            Self::MeshConnect(a) => {
+                let wrong = |what: &str| ApiError::plain(ApiError::INVALID_PARAMS, what);
+                if a.policy.as_deref().is_some_and(|policy| policy != "full") {
+                    return Err(wrong(
+                        "mesh_connect: `policy`: only full is there in this version",
+                    ));
+                }
+                let port =
+                    u16::try_from(a.port).map_err(|_| wrong("mesh_connect: `port`: 1 to 65535"))?;
+                MeshConnectParams { host: a.host.clone(), port }.into()
+            }
+            Self::GatewayTrust(a) => {
+                let kind = trust_kind(a.principal, a.machine)?;
+                TrustAddParams { id: a.device.clone(), kind }.into()
+            }
+            Self::GatewayUntrust(a) => {
+                let kind = trust_kind(a.principal, a.machine)?;
+                TrustRemoveParams { id: a.device.clone(), kind }.into()
+            }
+            Self::GatewayListTrusted(_) => TrustListParams {}.into(),
             Self::DmAdmit(a) => {
                 DmAdmitParams { agent: a.target.clone(), principal: a.principal }.into()
             }
@@ -687,6 +745,22 @@ impl Action {
             Self::PetnameList(_) => PetnamesParams {}.into(),
             Self::MachineName(a) => MachineNameParams { name: a.name.clone() }.into(),
         })
+    }
+}
+
+fn trust_kind(
+    principal: Option<bool>,
+    machine: Option<bool>,
+) -> Result<Option<TrustKind>, ApiError> {
+    match (principal == Some(true), machine == Some(true)) {
+        (false, false) => Ok(None),
+        (true, false) => Ok(Some(TrustKind::Principal)),
+        (false, true) => Ok(Some(TrustKind::Machine)),
+        (true, true) => Err(ApiError::new(
+            ApiError::INVALID_PARAMS,
+            "an id is a user's or a machine's, not both",
+            "give one of `principal` and `machine`",
+        )),
     }
 }
 
@@ -822,6 +896,15 @@ mod tests {
             assert!(actions.contains(&format!("\n{name}: ")), "{name}");
         }
         assert!(actions.contains("\nsend: content, [target], [room], [replyTo]"), "{actions}");
+    }
+
+    /// D26: what a model says ends in transcripts.
+    #[test]
+    fn no_action_takes_a_secret() {
+        let schema = branch_schemas().to_string().to_lowercase();
+        for word in ["privatekey", "passphrase", "password", "secret\":", "pem"] {
+            assert!(!schema.contains(&format!("\"{word}")), "{word}");
+        }
     }
 
     #[test]

@@ -450,6 +450,14 @@ methods! {
     MeshTrace(MeshTraceParams) = "mesh.trace" => MeshTrace;
     /// Who is connected with whom.
     MeshGraph(MeshGraphParams) = "mesh.graph" => MeshGraph;
+    /// Connects to another machine, which its side has to allow.
+    MeshConnect(MeshConnectParams) = "mesh.connect" => MeshConnected;
+    /// Trusts a device, user or machine beyond this machine.
+    TrustAdd(TrustAddParams) = "trust.add" => TrustChanged;
+    /// Trusts it no longer.
+    TrustRemove(TrustRemoveParams) = "trust.remove" => TrustChanged;
+    /// Who is trusted.
+    TrustList(TrustListParams) = "trust.list" => Trusted;
     /// Lets somebody write to this user's agents without a question.
     DmAdmit(DmAdmitParams) = "dm.admit" => DmAdmitted;
     /// Opens a conversation with a grant that was given to this agent or its user.
@@ -468,6 +476,12 @@ methods! {
     EventsSubscribe(EventsSubscribeParams) = "events.subscribe" => Subscribed;
     /// Acknowledges events up to a number.
     EventsAck(EventsAckParams) = "events.ack" => Acked;
+    /// What was put into an answer that the model will see; hooks do not bring it again.
+    EventsGiven(EventsGivenParams) = "events.given" => Given;
+    /// What waits for the agent of the harness session that a hook runs in.
+    HookTake(HookTakeParams) = "hook.take" => HookTaken;
+    /// The hook has printed it.
+    HookShown(HookShownParams) = "hook.shown" => Done;
     /// Changes the attached agent's own record.
     Update(UpdateParams) = "update" => Whoami;
     /// The daemon's newest log events.
@@ -492,6 +506,8 @@ methods! {
     VaultRevoke(VaultRevokeParams) = "vault.revoke" => VaultShare;
     /// Asks for a permission.
     VaultRequest(VaultRequestParams) = "vault.request" => VaultPermission;
+    /// Hands a permission on.
+    VaultDelegate(VaultDelegateParams) = "vault.delegate" => VaultPermission;
     /// Carries out a command on a share.
     VaultCall(VaultCallParams) = "vault.call" => VaultAnswer;
     /// The name that this machine gives itself.
@@ -575,6 +591,8 @@ params! {
         ephemeral: bool,
         /// Put the agent into the room of its directory, which agents of one directory share.
         project_room: bool,
+        /// The process of the harness session, by which its hooks are known.
+        harness_pid: u32,
     }
 
     /// `petnames.list`.
@@ -744,6 +762,36 @@ params! {
     /// `mesh.graph`.
     MeshGraphParams { ; }
 
+    /// `mesh.connect`.
+    MeshConnectParams {
+        /// Name or address.
+        host: String,
+        /// Port of its network listener.
+        port: u16,
+        ;
+    }
+
+    /// `trust.add`.
+    TrustAddParams {
+        /// Full id.
+        id: String,
+        ;
+        /// Of what; of a device without it.
+        kind: TrustKind,
+    }
+
+    /// `trust.remove`.
+    TrustRemoveParams {
+        /// Full id.
+        id: String,
+        ;
+        /// Of what; of a device without it.
+        kind: TrustKind,
+    }
+
+    /// `trust.list`.
+    TrustListParams { ; }
+
     /// `dm.admit`.
     DmAdmitParams {
         /// Id, unambiguous prefix of it, or unambiguous name; of a user the full id.
@@ -823,6 +871,32 @@ params! {
         ;
     }
 
+    /// `events.given`.
+    EventsGivenParams {
+        /// Everything up to and including this number has been given.
+        seq: u64,
+        ;
+    }
+
+    /// `hook.take`. What it takes is acknowledged by the next hook of the session, if
+    /// `hook.shown` followed on the same connection; else it comes again.
+    HookTakeParams {
+        /// The harness.
+        harness: Label,
+        /// What the harness is doing.
+        moment: HookMoment,
+        /// The hook's ancestors, the nearest first.
+        processes: Vec<u32>,
+        ;
+        /// What the harness calls its session: stands in where no process tells.
+        session: Label,
+        /// Answer when something has come that the moment is for, or after so many seconds.
+        wait: WaitSecs,
+    }
+
+    /// `hook.shown`.
+    HookShownParams { ; }
+
     /// `update`: what is given changes, the rest stays.
     UpdateParams {
         ;
@@ -834,6 +908,8 @@ params! {
         name: String,
         /// The agent's new tags, all of them.
         tags: Vec<String>,
+        /// Who may begin a conversation with the agent from now on.
+        consent: Consent,
     }
 
     /// `logs.get`.
@@ -997,6 +1073,16 @@ words! {
         Offline = "offline",
     }
 
+    /// When a harness runs a hook.
+    HookMoment {
+        /// Between two steps of the model: brings what is urgent, and all else with it.
+        Step = "step",
+        /// The model is about to end its turn, or has ended it: brings what asks for something.
+        End = "end",
+        /// A person has written, or a session begins: brings whatever waits.
+        Start = "start",
+    }
+
     /// What an agent may say of itself.
     OwnStatus {
         /// At work.
@@ -1015,6 +1101,18 @@ words! {
         Hidden = "hidden",
         /// Nobody.
         Ghost = "ghost",
+    }
+
+    /// Who may begin a conversation with an agent.
+    Consent {
+        /// Whoever the agent, or its user, says yes to.
+        Ask = "ask",
+        /// Agents of the same user without a question; others ask.
+        SamePrincipal = "same-principal",
+        /// Everybody.
+        Open = "open",
+        /// Nobody.
+        Closed = "closed",
     }
 
     /// What became of a message for one recipient.
@@ -1047,6 +1145,16 @@ words! {
         Capability = "capability",
         /// To connect to this machine.
         Mesh = "mesh",
+    }
+
+    /// What is trusted.
+    TrustKind {
+        /// One device.
+        Device = "device",
+        /// Every device that proves to be this user's.
+        Principal = "principal",
+        /// Every device that proves to be on this machine.
+        Machine = "machine",
     }
 
     /// How much a health condition matters.
@@ -1169,6 +1277,9 @@ results! {
         queues: QueueStatus,
         /// What is not as it should be.
         health: Vec<Health>,
+        /// The relay hub, when one is configured.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hub: Option<HubStatus>,
         /// With `limits` only.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limits: Option<Vec<LimitInfo>>,
@@ -1215,6 +1326,22 @@ results! {
         machine_local: bool,
         /// Since when the oldest session has been up.
         since: Time,
+        /// The agent-comms version that it tells.
+        version: Option<String>,
+    }
+
+    /// The relay hub.
+    HubStatus {
+        /// Its URL.
+        url: String,
+        /// Whether anybody is trusted, so that it is dialled.
+        wanted: bool,
+        /// Since when there is a session; none when there is none.
+        since: Option<Time>,
+        /// Trusted devices heard of through it.
+        devices: u64,
+        /// Dials in a row that have come to nothing.
+        failures: u64,
     }
 
     /// What waits.
@@ -1267,6 +1394,8 @@ results! {
         visibility: Visibility,
         /// Its tags.
         tags: Vec<String>,
+        /// Who may begin a conversation with it.
+        consent: Consent,
         /// Paths of its rooms.
         rooms: Vec<String>,
         /// Id of the user.
@@ -1463,6 +1592,22 @@ results! {
         more: bool,
     }
 
+    /// `events.given`.
+    Given {
+        /// Everything up to this number has been given, by hooks too.
+        through: u64,
+    }
+
+    /// `hook.take`.
+    HookTaken {
+        /// The agent; none when no session is found, or more than one.
+        agent: Option<String>,
+        /// Oldest first; whole events, as many as a hook may bring.
+        events: Vec<Event>,
+        /// Whether more wait; without events, one that is too large for a hook.
+        more: bool,
+    }
+
     /// `events.subscribe`.
     Subscribed {
         /// Events with a larger number follow as notifications.
@@ -1533,6 +1678,40 @@ results! {
         from: String,
         /// Full id.
         to: String,
+    }
+
+    /// `mesh.connect`.
+    MeshConnected {
+        /// As asked for.
+        host: String,
+        /// As asked for.
+        port: u16,
+        /// Full id of the device that is there.
+        device: String,
+    }
+
+    /// `trust.add`, `trust.remove`.
+    TrustChanged {
+        /// Full id.
+        id: String,
+        /// Of what.
+        kind: TrustKind,
+        /// Whether it is trusted now.
+        trusted: bool,
+        /// Whether that is new.
+        changed: bool,
+    }
+
+    /// `trust.list`.
+    Trusted {
+        /// Full ids.
+        devices: Vec<String>,
+        /// Full ids of users.
+        principals: Vec<String>,
+        /// Full ids of machines.
+        machines: Vec<String>,
+        /// The relay hub through which they are reached.
+        hub: Option<String>,
     }
 
     /// `dm.admit`.

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use super::hub::HubArgs;
 use super::run::RunOptions;
 use super::service::ServiceCommand;
 use super::setup::SetupArgs;
 use crate::api::types::{
-    GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
+    Consent, GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
     Visibility, WaitSecs,
 };
 use crate::codec::time::UnixMillis;
@@ -47,6 +48,13 @@ pub enum Command {
     /// Run the daemon in the foreground
     Run(RunOptions),
 
+    /// Run a relay hub, by which daemons on different networks reach each other
+    ///
+    /// It passes sealed messages between daemons that cannot reach each other, and reads none. It
+    /// needs no daemon, keeps nothing on disk and holds no key but that of its TLS certificate.
+    /// Without one it speaks plain HTTP, for a proxy in front of it that has the certificate.
+    Hub(HubArgs),
+
     /// Serve MCP on stdio for a harness; starts the daemon if none answers
     Mcp {
         /// The harness, half of the agent's identity: claude-code, codex, opencode, pi, mcp …
@@ -58,6 +66,20 @@ pub enum Command {
         /// Do not start a daemon; wait for one that something else starts
         #[arg(long)]
         no_start: bool,
+    },
+
+    /// Bring a harness session what has come for its agent; for the harness's hooks
+    ///
+    /// Reads what the harness says of its hook on stdin. Ends at once and without a word when no
+    /// daemon answers.
+    Hook {
+        /// The harness, as `commsd mcp` was told
+        #[arg(long, value_name = "H", default_value = "claude-code")]
+        harness: Label,
+        /// Wait so long for something that asks for the model, then end with exit code 2 and the
+        /// text on stderr, which wakes a session from a hook in the background
+        #[arg(long, value_name = "SECS")]
+        wait: Option<WaitSecs>,
     },
 
     /// Register `commsd mcp` with the harnesses of this user
@@ -404,4 +426,8 @@ pub struct ChangeArgs {
     /// Who may see the agent: visible (everybody), hidden (its rooms) or ghost (nobody)
     #[arg(long)]
     pub visibility: Option<Visibility>,
+    /// Who may begin a conversation with it: ask (whom it says yes to), same-principal (agents of the
+    /// same user without a question), open (everybody) or closed (nobody)
+    #[arg(long)]
+    pub consent: Option<Consent>,
 }

@@ -6,6 +6,8 @@
 mod args;
 mod client;
 mod doctor;
+mod hook;
+pub mod hub;
 mod output;
 pub mod run;
 mod service;
@@ -27,7 +29,7 @@ pub use service::ServiceCommand;
 pub use setup::SetupArgs;
 
 use crate::api::endpoint::directory_fault;
-use crate::api::types::ApiError;
+use crate::api::types::{ApiError, Label, WaitSecs};
 
 /// Exit codes (`docs/interface.md`).
 pub mod exit {
@@ -125,10 +127,10 @@ fn split_vault(args: &mut Vec<OsString>) -> Vec<OsString> {
     Vec::new()
 }
 
-/// Whether a command line that cannot be used was one for the daemon.
+/// Whether a command line that cannot be used was one for the daemon or the relay hub.
 fn means_run(args: &[OsString]) -> bool {
     let lenient = Invocation::command().ignore_errors(true).try_get_matches_from(args);
-    lenient.is_ok_and(|matches| matches.subcommand_name() == Some("run"))
+    lenient.is_ok_and(|matches| matches!(matches.subcommand_name(), Some("run" | "hub")))
 }
 
 /// The completion script for a shell.
@@ -143,6 +145,12 @@ pub fn completions(shell: clap_complete::Shell) -> String {
 #[must_use]
 pub fn set_up(args: &SetupArgs, flags: &[OsString], json: bool) -> ExitCode {
     setup::run(args, flags, json)
+}
+
+/// Brings a harness session what has come for its agent.
+#[must_use]
+pub fn hook(harness: Label, wait: Option<WaitSecs>, endpoint: &Endpoint) -> ExitCode {
+    hook::run(harness, wait, endpoint)
 }
 
 /// Installs the daemon as a service, or takes that back. It is started with `flags` too.

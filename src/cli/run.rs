@@ -44,13 +44,14 @@ pub struct Differs {
 }
 
 /// How the flag `--X` is called among the settings that `status` tells.
-const SETTINGS: [(&str, &str); 7] = [
+const SETTINGS: [(&str, &str); 8] = [
     ("--agent-comms-dir", "agentCommsDir"),
     ("--port", "port"),
     ("--first-contact-port", "firstContactPort"),
     ("--no-broadcast", "broadcast"),
     ("--no-first-contact", "firstContact"),
     ("--listen", "listen"),
+    ("--hub", "hub"),
     ("--ephemeral", "ephemeral"),
 ];
 
@@ -63,6 +64,7 @@ fn given(options: &RunOptions, flag: &str) -> bool {
         "--no-broadcast" => options.no_broadcast,
         "--no-first-contact" => options.no_first_contact,
         "--listen" => options.listen.is_some(),
+        "--hub" => options.hub.is_some(),
         _ => options.ephemeral,
     }
 }
@@ -182,6 +184,10 @@ pub struct RunOptions {
     /// Listen at one more address, for other machines; strangers are held in quarantine
     #[arg(long, value_name = "ADDR[:PORT]")]
     pub listen: Option<String>,
+
+    /// Reach trusted peers through this relay hub; dialled once somebody is trusted
+    #[arg(long, value_name = "URL")]
+    pub hub: Option<String>,
 
     /// Keep no durable state but keys
     #[arg(long)]

@@ -12,14 +12,18 @@ use serde_json::{Map, Value};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::mesh::records::ConsentPolicy;
 use crate::mesh::replica::HistoryLimits;
+use crate::runtime::ws::HubUrl;
 
 /// The well-known TCP port of the mesh.
 const DEFAULT_PORT: u16 = 19876;
 /// The UDP port of first contact.
 const DEFAULT_FIRST_CONTACT_PORT: u16 = 19877;
 /// What is logged when nothing is said.
-const DEFAULT_LOG_FILTER: &str = "info";
+pub const DEFAULT_LOG_FILTER: &str = "info";
+/// The port of `commsd hub`.
+const DEFAULT_HUB_PORT: u16 = 19878;
 /// What is kept of histories, and of everything, when nothing is said. Histories are in memory.
 const DEFAULT_HISTORY_MESSAGES: u32 = 1000;
 const DEFAULT_HISTORY_MB: u32 = 4;
@@ -190,8 +194,16 @@ pub struct Config {
     pub broadcast: bool,
     /// An address beside the loopback; strangers there are in quarantine.
     pub listen: Option<ListenAddr>,
+    /// The relay hub's URL; none is dialled without one.
+    pub hub: Option<String>,
+    /// Whether the hub is told the names of agents, of the machine and of public rooms.
+    pub hub_names: bool,
+    /// Whether the hub may be another machine's without encryption.
+    pub hub_plaintext: bool,
     /// No durable state but keys.
     pub ephemeral: bool,
+    /// Who may begin conversations with agents that have said nothing of it.
+    pub consent: ConsentPolicy,
     /// Messages kept of one room or conversation.
     pub history_messages: u32,
     /// Mebibytes of texts kept of one room or conversation.
@@ -228,6 +240,8 @@ pub struct Settings {
     pub no_first_contact: bool,
     /// An address beside the loopback.
     pub listen: Option<ListenAddr>,
+    /// The relay hub's URL.
+    pub hub: Option<String>,
     /// No durable state but keys.
     pub ephemeral: bool,
     /// How events are written.
@@ -286,6 +300,15 @@ pub fn flag<T: std::str::FromStr<Err = String>>(
     value: Option<String>,
 ) -> Result<Option<T>, ConfigError> {
     value.map(|value| value.parse().map_err(|what| value_error(name, what))).transpose()
+}
+
+/// Where `commsd hub` listens.
+///
+/// # Errors
+/// [`ConfigError::Value`].
+pub fn hub_address(text: &str) -> Result<SocketAddr, ConfigError> {
+    let listen: ListenAddr = text.parse().map_err(|what| value_error("--listen", what))?;
+    Ok(SocketAddr::new(listen.ip, listen.port.unwrap_or(DEFAULT_HUB_PORT)))
 }
 
 /// The filter of the log: directives with commas between them, each a level or `TARGET=LEVEL`. What
@@ -417,7 +440,11 @@ struct FileKeys {
     broadcast: Option<bool>,
     first_contact: Option<bool>,
     listen: Option<ListenAddr>,
+    hub: Option<String>,
+    hub_names: Option<bool>,
+    hub_plaintext: Option<bool>,
     ephemeral: Option<bool>,
+    consent: Option<ConsentPolicy>,
     history_messages: Option<u32>,
     history_mb: Option<u32>,
     history_days: Option<u32>,
@@ -530,7 +557,11 @@ impl Config {
                 && !environment.no_broadcast
                 && !flags.no_broadcast,
             listen: flags.listen.or(environment.listen).or(keys.listen),
+            hub: flags.hub.or(environment.hub).or(keys.hub),
+            hub_names: keys.hub_names.unwrap_or(false),
+            hub_plaintext: keys.hub_plaintext.unwrap_or(false),
             ephemeral: keys.ephemeral.unwrap_or(false) || environment.ephemeral || flags.ephemeral,
+            consent: keys.consent.unwrap_or_default(),
             history_messages: keys.history_messages.unwrap_or(DEFAULT_HISTORY_MESSAGES),
             history_mb: keys.history_mb.unwrap_or(DEFAULT_HISTORY_MB),
             history_days: keys.history_days.unwrap_or(DEFAULT_HISTORY_DAYS),
@@ -563,7 +594,17 @@ impl Config {
                 return Err(value_error(name, format!("{value} is not between 1 and {most}")));
             }
         }
+        if let Some(url) = &self.hub {
+            HubUrl::parse(url, self.hub_plaintext)
+                .map_err(|error| value_error("hub", error.to_string()))?;
+        }
         check_filter(&self.log_filter).map_err(|what| value_error("log-filter", what))
+    }
+
+    /// The relay hub; checked when the configuration was read.
+    #[must_use]
+    pub fn hub_url(&self) -> Option<HubUrl> {
+        HubUrl::parse(self.hub.as_deref()?, self.hub_plaintext).ok()
     }
 
     /// Where the store is.
@@ -614,6 +655,12 @@ impl Config {
             LogFormat::Text => "text",
             LogFormat::Json => "json",
         };
+        let consent = match self.consent {
+            ConsentPolicy::Ask => "ask",
+            ConsentPolicy::SamePrincipal => "same-principal",
+            ConsentPolicy::Open => "open",
+            ConsentPolicy::Closed => "closed",
+        };
         let rows = [
             ("config file", optional(&self.config_file)),
             ("socket", self.socket.display().to_string()),
@@ -624,7 +671,11 @@ impl Config {
             ("first-contact port", self.first_contact_port.to_string()),
             ("broadcast", on(self.broadcast).into()),
             ("listen", self.listen.map_or_else(|| "none".into(), String::from)),
+            ("hub", self.hub.clone().unwrap_or_else(|| "none".into())),
+            ("hub names", on(self.hub_names).into()),
+            ("hub plaintext", on(self.hub_plaintext).into()),
             ("ephemeral", on(self.ephemeral).into()),
+            ("consent", consent.into()),
             ("history messages", self.history_messages.to_string()),
             ("history MiB", self.history_mb.to_string()),
             ("history days", self.history_days.to_string()),
@@ -704,7 +755,11 @@ mod tests {
             first_contact_port: 19877,
             broadcast: true,
             listen: None,
+            hub: None,
+            hub_names: false,
+            hub_plaintext: false,
             ephemeral: false,
+            consent: ConsentPolicy::Ask,
             history_messages: 1000,
             history_mb: 4,
             history_days: 30,

@@ -56,6 +56,7 @@ impl Owner {
             ));
         }
         found.extend(self.store_conditions());
+        found.extend(self.trust_conditions());
         let transport = self.hub.status();
         if transport.first_contact && !transport.multicast {
             found.push(condition(
@@ -150,6 +151,7 @@ impl Owner {
                     sessions: peer.sessions as u64,
                     machine_local: peer.machine_local,
                     since: Time(UnixMillis(started + peer.since)),
+                    version: peer.version,
                 })
                 .collect(),
             agents: self.hosted.len() as u64,
@@ -160,6 +162,13 @@ impl Owner {
             },
             health,
             limits: limits.then(|| limit_list(&self.config)),
+            hub: self.node.hub_view().map(|hub| types::HubStatus {
+                url: hub.url,
+                wanted: hub.wanted,
+                since: hub.since.map(|since| Time(UnixMillis(started + since))),
+                devices: hub.devices as u64,
+                failures: hub.failures.into(),
+            }),
             settings: None,
         }
     }

@@ -35,6 +35,13 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
         "configuration is read, nothing is bound yet",
     ),
     ("listening", Level::Info, &["what", "address"], "a listener is bound"),
+    (
+        "hub_ready",
+        Level::Info,
+        &["version", "pid", "address", "tls"],
+        "a relay hub (`commsd hub`) takes links",
+    ),
+    ("hub_stopped", Level::Info, &["uptime_ms"], "the relay hub has ended in order"),
     ("ready", Level::Info, &["device"], "the socket answers and the mesh is being joined"),
     (
         "first_contact_unavailable",
@@ -47,6 +54,18 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
         Level::Info,
         &["conn", "agent", "slot", "ephemeral"],
         "a client acts as an agent",
+    ),
+    (
+        "message_damped",
+        Level::Warn,
+        &["agent", "code"],
+        "a model wrote too much to one place, or acknowledged acknowledgements: it was told, and the message did not go",
+    ),
+    (
+        "hook_unmatched",
+        Level::Info,
+        &["harness", "reason"],
+        "a harness hook belongs to no attached agent, or to more than one: it brings nothing",
     ),
     (
         "client_detached",

@@ -3,12 +3,16 @@
 
 pub mod config;
 mod health;
+mod hooks;
+mod hygiene;
 mod identities;
 mod keeping;
 pub mod logging;
 mod owner;
 mod project_rooms;
+pub mod relay_hub;
 mod requests;
+mod trust;
 mod vaults;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -20,16 +24,19 @@ use tokio_util::sync::CancellationToken;
 
 use self::config::Config;
 use self::health::{Health, condition};
+use self::hooks::Sessions;
+use self::hygiene::Hygiene;
 use self::identities::{Identities, SlotRequest};
 use self::keeping::Keeper;
 use self::logging::{emit, event};
 use self::owner::{Owner, Sources};
+use self::trust::TrustFile;
 use self::vaults::Desk;
 use crate::api::types::{ApiError, PROGRAM_VERSION, Severity};
 use crate::identity::entropy::OsEntropy;
 use crate::identity::files::BaseDir;
 use crate::identity::issuer::{IssuerFile, IssuerKind};
-use crate::mesh::node::{Input, Node, NodeConfig};
+use crate::mesh::node::{HubConfig, Input, Node, NodeConfig};
 use crate::runtime::clock::{Clock, unix_now};
 use crate::runtime::hub::{Hub, HubOptions, TransportLimits};
 use crate::runtime::local_socket::{self, Claim, Holder, SocketLimits};
@@ -285,6 +292,7 @@ pub async fn serve(
     let (hub, mesh) = Hub::new(HubOptions {
         daemon: own.key.id(),
         port: config.port,
+        relay: config.hub_url(),
         limits: TransportLimits::with_descriptors(descriptors),
     });
     let data_port = hub.add_device(&own.key, &own.certificate)?;
@@ -305,6 +313,8 @@ pub async fn serve(
             user: Some(user.key().clone()),
             machine: Some(machine.key().clone()),
             machine_name: machine.display_name().map(str::to_owned),
+            consent: config.consent,
+            hub: config.hub.clone().map(|url| HubConfig { url, names: config.hub_names }),
         },
         own.key,
         data_port,
@@ -348,6 +358,7 @@ pub async fn serve(
         store,
         store_error: None,
         identities,
+        trust: TrustFile::new(base.clone()),
         base,
         local: server.handle.clone(),
         ring,
@@ -363,6 +374,8 @@ pub async fn serve(
         replies: HashMap::new(),
         actions: HashMap::new(),
         waiting: Vec::new(),
+        sessions: Sessions::default(),
+        hygiene: Hygiene::default(),
         news: BTreeSet::new(),
         desk,
         next_op: 0,

@@ -13,10 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::config::Config;
 use super::health::Health;
+use super::hooks::{Handed, Sessions};
+use super::hygiene::{Damped, Hygiene, Place};
 use super::identities::{Identities, OpenError, OpenSlot};
 use super::keeping::Keeper;
 use super::logging::{self, Ring, emit, event};
 use super::project_rooms::{Project, SETTLE_EVERY};
+use super::trust::TrustFile;
 use super::vaults::{Desk, Done, OperatorReply, VaultReply};
 use crate::api::tool::Action;
 use crate::api::tool::render::{self, Viewer};
@@ -41,6 +44,8 @@ const MAX_BATCH: usize = 128;
 /// How long the daemon waits for peers to take note of its leaving.
 const DRAIN_MS: u64 = 2_000;
 /// How often conditions are looked at when nobody asks.
+/// How often the trust file is looked at, as the reference does.
+const TRUST_EVERY: Duration = Duration::from_secs(5);
 const HEALTH_EVERY: Duration = Duration::from_secs(30);
 /// How long links may take to write what is queued.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
@@ -64,12 +69,38 @@ pub(super) struct Hosted {
     pub clients: Vec<ConnId>,
     /// Its place in the room of its directory, if it wants one.
     pub project: Option<Project>,
+    /// The harness session that it belongs to.
+    pub harness_pid: Option<u32>,
+    /// How far its model has been given its mailbox.
+    pub handed: Handed,
 }
 
 /// A request to be answered when something has happened.
 pub(super) enum Waiting {
     /// At the next event, or when the time is up.
     Inbox { conn: ConnId, id: RequestId, agent: DeviceId, max: usize, until: u64 },
+    /// At the next event that the hook is for, or when the time is up.
+    Hook { conn: ConnId, id: RequestId, agent: DeviceId, moment: types::HookMoment, until: u64 },
+}
+
+impl Waiting {
+    pub(super) fn conn(&self) -> ConnId {
+        match self {
+            Self::Inbox { conn, .. } | Self::Hook { conn, .. } => *conn,
+        }
+    }
+
+    fn until(&self) -> u64 {
+        match self {
+            Self::Inbox { until, .. } | Self::Hook { until, .. } => *until,
+        }
+    }
+
+    pub(super) fn agent(&self) -> DeviceId {
+        match self {
+            Self::Inbox { agent, .. } | Self::Hook { agent, .. } => *agent,
+        }
+    }
 }
 
 /// How the answer to a node command becomes the answer to a client.
@@ -86,6 +117,8 @@ pub(super) enum Reply {
     Granted { bearer: DeviceId, principal: bool },
     /// What was found out about a device.
     Insight(DeviceId),
+    /// A machine that was connected to: host and port.
+    Connected(String, u16),
     /// A conversation opened with a grant.
     Opened(DeviceId),
     /// A grant withdrawn.
@@ -128,6 +161,7 @@ pub(super) struct Owner {
     pub(super) store_error: Option<StoreError>,
     pub(super) identities: Identities,
     pub(super) base: BaseDir,
+    pub(super) trust: TrustFile,
     pub(super) local: LocalHandle,
     pub(super) ring: Ring,
     pub(super) clock: Clock,
@@ -148,6 +182,10 @@ pub(super) struct Owner {
     /// socket lets be unanswered.
     pub(super) actions: HashMap<(ConnId, RequestId), (Action, Viewer)>,
     pub(super) waiting: Vec<Waiting>,
+    /// The agents of harness sessions, for their hooks.
+    pub(super) sessions: Sessions,
+    /// How much models write where.
+    pub(super) hygiene: Hygiene,
     /// Agents whose mailbox has got something since the waits were last looked at.
     pub(super) news: BTreeSet<DeviceId>,
     pub(super) desk: Desk,
@@ -176,6 +214,7 @@ impl Owner {
         let mut drain_until: Option<u64> = None;
         let mut watchdog = super::watchdog();
         let mut look_at_health = tokio::time::interval(HEALTH_EVERY);
+        let mut look_at_trust = tokio::time::interval(TRUST_EVERY);
         let mut settle_projects = tokio::time::interval(SETTLE_EVERY);
         self.restore_slots();
         loop {
@@ -216,6 +255,7 @@ impl Owner {
                 () = self.ring.grown() => {}
                 () = watchdog.due() => {}
                 _ = settle_projects.tick() => self.settle_project_rooms(),
+                _ = look_at_trust.tick() => self.look_at_trust(),
                 _ = look_at_health.tick() => drop(self.look_at_health()),
                 () = tokio::time::sleep_until(wake) => self.inputs.push_back(Input::Tick),
             }
@@ -226,14 +266,7 @@ impl Owner {
     }
 
     fn deadline(&self) -> u64 {
-        let waiting = self
-            .waiting
-            .iter()
-            .map(|waiting| match waiting {
-                Waiting::Inbox { until, .. } => *until,
-            })
-            .min()
-            .unwrap_or(u64::MAX);
+        let waiting = self.waiting.iter().map(Waiting::until).min().unwrap_or(u64::MAX);
         self.node.next_deadline().min(waiting)
     }
 
@@ -302,13 +335,12 @@ impl Owner {
 
     fn disconnected(&mut self, conn: ConnId, reason: CloseReason) {
         self.release(conn, reason.0);
+        self.hook_gone(conn);
         self.clients.remove(&conn);
         self.followers.remove(&conn);
         self.watchers.remove(&conn);
         self.actions.retain(|(of, _), _| *of != conn);
-        self.waiting.retain(|waiting| match waiting {
-            Waiting::Inbox { conn: waiting, .. } => *waiting != conn,
-        });
+        self.waiting.retain(|waiting| waiting.conn() != conn);
     }
 
     /// The connection stops acting as its agent; the last client of a slot takes it out of service.
@@ -328,7 +360,10 @@ impl Owner {
         let Some(hosted) = self.hosted.get_mut(&agent) else { return };
         hosted.clients.retain(|held| *held != conn);
         // Shell agents come and go with every command and stay in service between them.
-        if hosted.clients.is_empty() && (hosted.harness != super::CLI_HARNESS || hosted.ephemeral) {
+        let gone =
+            hosted.clients.is_empty() && (hosted.harness != super::CLI_HARNESS || hosted.ephemeral);
+        if gone {
+            self.no_hook_waits(&agent);
             self.hosted.remove(&agent);
             self.inputs.push_back(Input::RemoveDevice(agent));
             self.turn();
@@ -400,6 +435,8 @@ impl Owner {
                 ephemeral: slot.ephemeral,
                 clients: Vec::new(),
                 project: project.then(|| Project::of(&params.cwd)),
+                harness_pid: params.harness_pid,
+                handed: Handed::default(),
             },
         );
         self.inputs.push_back(Input::AddDevice(Box::new(AddDevice {
@@ -510,6 +547,7 @@ impl Owner {
     }
 
     fn agent_event(&mut self, agent: DeviceId, seq: u64, event: &DeliveryEvent) {
+        self.note_said(agent, event);
         if !self.waiting.is_empty() {
             self.news.insert(agent);
         }
@@ -524,11 +562,47 @@ impl Owner {
         if subscribed.is_empty() {
             return;
         }
-        let pushed = Pushed::new(&self.node, seq, event);
+        let pushed = Pushed::new(&self.node, &agent, seq, event);
         for conn in subscribed {
             // A client that is gone or too slow finds the event in its mailbox.
             let _ = self.local.notify(conn, notification::EVENT, &pushed);
         }
+    }
+
+    /// What somebody wrote to one of our agents.
+    fn note_said(&mut self, agent: DeviceId, event: &DeliveryEvent) {
+        let now = self.clock.now().mono;
+        if let DeliveryEvent::Dm { message } = event {
+            let place = Place::pair(message.from, agent);
+            self.hygiene.note(place, message.from, message.content.len(), now);
+        }
+    }
+
+    /// Whether a model may write to a place now; it has written then.
+    pub(super) fn may_say(
+        &mut self,
+        agent: DeviceId,
+        place: Place,
+        bytes: usize,
+    ) -> Result<(), Damped> {
+        let now = self.clock.now().mono;
+        let judged = self.hygiene.judge(&place, agent, bytes, now);
+        match judged {
+            Ok(()) => {
+                // What goes to an agent of ours is noted when it arrives.
+                let arrives = match &place {
+                    Place::Pair(a, b) => self.hosted.contains_key(a) && self.hosted.contains_key(b),
+                    Place::Room(_) => false,
+                };
+                if !arrives {
+                    self.hygiene.note(place, agent, bytes, now);
+                }
+            }
+            Err(damped) => {
+                emit(&event("message_damped").with("agent", agent).with("code", damped.code()));
+            }
+        }
+        judged
     }
 
     /// Answers the waits that have something to tell, or whose time is up.
@@ -540,14 +614,28 @@ impl Owner {
         let news = std::mem::take(&mut self.news);
         let waiting = std::mem::take(&mut self.waiting);
         for wait in waiting {
-            let Waiting::Inbox { conn, id, agent, max, until } = wait;
-            let due = until <= now.mono;
-            let inbox = (due || news.contains(&agent)).then(|| self.inbox(&agent, max));
-            match inbox {
-                Some(inbox) if due || !inbox.events.is_empty() => {
-                    self.answer(conn, &id, Ok(inbox));
+            let due = wait.until() <= now.mono;
+            if !due && !news.contains(&wait.agent()) {
+                self.waiting.push(wait);
+                continue;
+            }
+            match wait {
+                Waiting::Inbox { conn, id, agent, max, until } => {
+                    let inbox = self.inbox(&agent, max);
+                    if due || !inbox.events.is_empty() {
+                        self.answer(conn, &id, Ok(inbox));
+                    } else {
+                        self.waiting.push(Waiting::Inbox { conn, id, agent, max, until });
+                    }
                 }
-                _ => self.waiting.push(Waiting::Inbox { conn, id, agent, max, until }),
+                Waiting::Hook { conn, id, agent, moment, until } => {
+                    let taken = self.take_for_hook(conn, &agent, moment);
+                    if due || taken.more || !taken.events.is_empty() {
+                        self.answer(conn, &id, Ok(taken));
+                    } else {
+                        self.waiting.push(Waiting::Hook { conn, id, agent, moment, until });
+                    }
+                }
             }
         }
     }
@@ -558,7 +646,7 @@ impl Owner {
         let mut bytes = 0;
         let mut more = false;
         for numbered in self.node.inbox(agent, acknowledged) {
-            let event = api_event(&self.node, numbered.seq, &numbered.event);
+            let event = api_event(&self.node, agent, numbered.seq, &numbered.event);
             bytes += super::requests::weight(&event);
             if events.len() >= max || (bytes > super::MAX_ANSWER_BYTES && !events.is_empty()) {
                 more = true;
@@ -646,21 +734,39 @@ pub(super) struct Pushed<'a> {
     agent_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     requester_name: Option<String>,
+    /// A room's message that speaks to this agent.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    addressed: bool,
+    /// The agent's own message to itself.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    own: bool,
 }
 
 impl<'a> Pushed<'a> {
-    pub(super) fn new(node: &Node, seq: u64, event: &'a DeliveryEvent) -> Self {
-        let mut pushed =
-            Self { seq, event, from_name: None, agent_name: None, requester_name: None };
+    pub(super) fn new(node: &Node, agent: &DeviceId, seq: u64, event: &'a DeliveryEvent) -> Self {
+        let mut pushed = Self {
+            seq,
+            event,
+            from_name: None,
+            agent_name: None,
+            requester_name: None,
+            addressed: false,
+            own: false,
+        };
         match event {
-            DeliveryEvent::Dm { message } => pushed.from_name = node.shown_name(&message.from),
+            DeliveryEvent::Dm { message } => {
+                pushed.from_name = node.shown_name(&message.from);
+                pushed.own = message.from == *agent;
+            }
             DeliveryEvent::RoomMessage { message } => {
                 pushed.from_name = node.shown_name(&message.from);
+                pushed.addressed = node.is_addressed(agent, message);
             }
             DeliveryEvent::MemberJoined { agent, .. }
             | DeliveryEvent::MemberLeft { agent, .. }
             | DeliveryEvent::MemberStatus { agent, .. }
-            | DeliveryEvent::DeliveryStatus { agent, .. } => {
+            | DeliveryEvent::DeliveryStatus { agent, .. }
+            | DeliveryEvent::MessagesRead { agent, .. } => {
                 pushed.agent_name = node.shown_name(agent);
             }
             DeliveryEvent::RoomJoinRequest { requester_id, .. } => {
@@ -683,8 +789,13 @@ impl<'a> Pushed<'a> {
 }
 
 /// A mailbox event as clients see it, as a value.
-pub(super) fn api_event(node: &Node, seq: u64, event: &DeliveryEvent) -> types::Event {
-    let body = match serde_json::to_value(Pushed::new(node, seq, event)) {
+pub(super) fn api_event(
+    node: &Node,
+    agent: &DeviceId,
+    seq: u64,
+    event: &DeliveryEvent,
+) -> types::Event {
+    let body = match serde_json::to_value(Pushed::new(node, agent, seq, event)) {
         Ok(Value::Object(mut body)) => {
             body.remove("seq");
             body

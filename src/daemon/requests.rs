@@ -7,6 +7,7 @@ use data_encoding::BASE64;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use super::hygiene::Place;
 use super::identities::{OpenError, OpenSlot};
 use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
 use crate::api::tool::Action;
@@ -25,7 +26,7 @@ use crate::mesh::node::{
     Command, CommandError, CommandResult, DecisionTarget, Delivery, Input, MAX_TRACE_MS, OpId,
     RoomView,
 };
-use crate::mesh::records::{self, AgentRecord};
+use crate::mesh::records::{self, AgentRecord, ConsentPolicy};
 use crate::mesh::wire::capability;
 use crate::mesh::wire::cose::CoseSign1;
 use crate::mesh::wire::room_path::{self, RoomPath};
@@ -94,6 +95,15 @@ fn visibility(visibility: records::Visibility) -> types::Visibility {
     }
 }
 
+fn consent(policy: ConsentPolicy) -> types::Consent {
+    match policy {
+        ConsentPolicy::Ask => types::Consent::Ask,
+        ConsentPolicy::SamePrincipal => types::Consent::SamePrincipal,
+        ConsentPolicy::Open => types::Consent::Open,
+        ConsentPolicy::Closed => types::Consent::Closed,
+    }
+}
+
 fn behavior(timing: Option<types::Timing>) -> Option<records::StreamingBehavior> {
     timing.map(|timing| match timing {
         types::Timing::Steer => records::StreamingBehavior::Steer,
@@ -136,6 +146,7 @@ pub(super) fn todo(code: &str) -> Option<&'static str> {
         "not_shared" => "its owner shares a vault with `commsd vault share`",
         "read_only" => "its owner shares it for writing with `commsd vault share --write`",
         "share_not_found" => "`commsd vault shares` lists what is shared",
+        "connect_failed" => "check name and port; there `commsd run --listen` says where it is",
         "busy" => "try again in a moment",
         "connection_lost" => "look whether it is done before you try again",
         "timeout" | "leave_failed" => "try again later",
@@ -222,6 +233,18 @@ impl Owner {
                 let name = self.machine_named(params.name);
                 self.answer(conn, &id, name);
             }
+            Request::TrustAdd(params) => {
+                let changed = self.trust_changed(&params.id, params.kind, true);
+                self.answer(conn, &id, changed);
+            }
+            Request::TrustRemove(params) => {
+                let changed = self.trust_changed(&params.id, params.kind, false);
+                self.answer(conn, &id, changed);
+            }
+            Request::TrustList(_) => {
+                let trusted = self.trusted();
+                self.answer(conn, &id, trusted);
+            }
             Request::VaultShare(params) => self.vault_share(conn, id, params),
             Request::VaultUnshare(params) => self.vault_unshare(conn, id, params),
             Request::VaultShares(_) => {
@@ -229,6 +252,11 @@ impl Owner {
                 self.answer(conn, &id, Ok(types::VaultShares { shares }));
             }
             Request::VaultRevoke(params) => self.vault_revoke(conn, id, params),
+            Request::HookTake(params) => self.hook_take(conn, id, params),
+            Request::HookShown(_) => {
+                self.hook_shown(conn);
+                self.answer(conn, &id, Ok(types::Done {}));
+            }
             Request::Pending(_) if self.viewer(conn).is_none() => {
                 let requests = self.pending(None);
                 self.answer(conn, &id, Ok(types::PendingList { requests }));
@@ -324,25 +352,24 @@ impl Owner {
                 self.answer(conn, id, Ok(history));
                 return Ok(());
             }
-            Request::Send(p) => (
-                Command::Send {
-                    room: self.find_room(&p.room, &agent)?,
-                    text: p.text.into_string(),
-                    reply_to: p.reply_to,
-                    behavior: behavior(p.timing),
-                },
-                Reply::Send,
-            ),
-            Request::Dm(p) => (
-                Command::Dm {
-                    to: self.find_agent(&p.agent, &agent)?,
-                    text: p.text.into_string(),
-                    reply_to: p.reply_to,
-                    behavior: behavior(p.timing),
-                    wait_ms: wait_ms(p.wait),
-                },
-                Reply::Send,
-            ),
+            Request::Send(p) => {
+                let room = self.find_room(&p.room, &agent)?;
+                let text = p.text.into_string();
+                if self.actions.contains_key(&(conn, id.clone())) {
+                    self.may_say(agent, Place::Room(room.to_string()), text.len())?;
+                }
+                let behavior = behavior(p.timing);
+                (Command::Send { room, text, reply_to: p.reply_to, behavior }, Reply::Send)
+            }
+            Request::Dm(p) => {
+                let to = self.find_agent(&p.agent, &agent)?;
+                let text = p.text.into_string();
+                if self.actions.contains_key(&(conn, id.clone())) {
+                    self.may_say(agent, Place::pair(agent, to), text.len())?;
+                }
+                let (behavior, wait_ms) = (behavior(p.timing), wait_ms(p.wait));
+                (Command::Dm { to, text, reply_to: p.reply_to, behavior, wait_ms }, Reply::Send)
+            }
             Request::MeshVersion(p) => {
                 let device = self.find_agent(&p.device, &agent)?;
                 (Command::QueryVersion(device), Reply::Insight(device))
@@ -356,6 +383,11 @@ impl Owner {
                 }
                 let to = self.find_agent(&p.target, &agent)?;
                 (Command::Trace { to, timeout_ms: p.timeout_ms }, Reply::Insight(to))
+            }
+            Request::MeshConnect(p) => {
+                check_host(&p)?;
+                let reply = Reply::Connected(p.host.clone(), p.port);
+                (Command::Connect { host: p.host, port: p.port }, reply)
             }
             Request::MeshGraph(_) => {
                 let graph = self.graph(&agent);
@@ -399,6 +431,10 @@ impl Owner {
             }
             Request::VaultRequest(p) => {
                 self.vault_request(conn, id, agent, p)?;
+                return Ok(());
+            }
+            Request::VaultDelegate(p) => {
+                self.vault_delegate(conn, id, agent, p)?;
                 return Ok(());
             }
             Request::VaultCall(p) => {
@@ -448,6 +484,11 @@ impl Owner {
                 self.subscribe(conn, id, agent, p.after);
                 return Ok(());
             }
+            Request::EventsGiven(p) => {
+                let through = self.given(&agent, p.seq);
+                self.answer(conn, id, Ok(types::Given { through }));
+                return Ok(());
+            }
             Request::EventsAck(p) => (Command::Acknowledge(p.seq), Reply::Acked),
             Request::Update(p) => (
                 Command::Update {
@@ -463,6 +504,12 @@ impl Owner {
                         types::Visibility::Ghost => records::Visibility::Ghost,
                     }),
                     tags: p.tags,
+                    consent: p.consent.map(|consent| match consent {
+                        types::Consent::Ask => ConsentPolicy::Ask,
+                        types::Consent::SamePrincipal => ConsentPolicy::SamePrincipal,
+                        types::Consent::Open => ConsentPolicy::Open,
+                        types::Consent::Closed => ConsentPolicy::Closed,
+                    }),
                 },
                 Reply::Whoami,
             ),
@@ -476,7 +523,12 @@ impl Owner {
             | Request::Rooms(_)
             | Request::Logs(_)
             | Request::Watch(_)
+            | Request::HookTake(_)
+            | Request::HookShown(_)
             | Request::Action(_)
+            | Request::TrustAdd(_)
+            | Request::TrustRemove(_)
+            | Request::TrustList(_)
             | Request::VaultShare(_)
             | Request::VaultUnshare(_)
             | Request::VaultShares(_)
@@ -575,6 +627,10 @@ impl Owner {
                 let traced = types::MeshTrace { target: device.hex(), rtt_ms, relayed, hub };
                 self.answer(conn, &id, Ok(traced));
             }
+            (Reply::Connected(host, port), CommandResult::Connected(device)) => {
+                let connected = types::MeshConnected { host, port, device: device.hex() };
+                self.answer(conn, &id, Ok(connected));
+            }
             (Reply::Granted { bearer, principal }, CommandResult::Grant(grant)) => {
                 let admitted = types::DmAdmitted {
                     bearer: bearer.hex(),
@@ -597,6 +653,7 @@ impl Owner {
                 | Reply::Attached { .. }
                 | Reply::Granted { .. }
                 | Reply::Insight(_)
+                | Reply::Connected(..)
                 | Reply::Operator(_),
                 _,
             ) => {
@@ -738,7 +795,7 @@ impl Owner {
         }
         self.answer(conn, id, Ok(types::Subscribed { after, head }));
         for missed in self.node.inbox(&agent, after) {
-            let event = Pushed::new(&self.node, missed.seq, &missed.event);
+            let event = Pushed::new(&self.node, &agent, missed.seq, &missed.event);
             if self.local.notify(conn, types::notification::EVENT, &event).is_err() {
                 return;
             }
@@ -1060,6 +1117,7 @@ impl Owner {
             status: status(record.status),
             visibility: visibility(record.visibility),
             tags: record.tags.clone(),
+            consent: consent(self.node.consent(agent)),
             rooms,
             principal: self.principal.map(|id| id.hex()),
             machine: self.machine.map(|id| id.hex()),
@@ -1325,6 +1383,24 @@ pub(super) fn not_pending() -> ApiError {
         "nothing like that waits for this agent",
         todo("not_pending").unwrap_or_default(),
     )
+}
+
+/// A host as it can be looked up.
+fn check_host(p: &types::MeshConnectParams) -> Result<(), ApiError> {
+    /// The longest name that DNS has.
+    const MAX_HOST: usize = 253;
+    let wrong = |what: &str| Err(ApiError::invalid_params("mesh.connect", what));
+    if p.port == 0 {
+        return wrong("`port`: 1 to 65535");
+    }
+    if p.host.contains("://") {
+        return wrong("`host`: a name or address; a relay hub is set with `hub` in config.toml");
+    }
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+    if p.host.is_empty() || p.host.len() > MAX_HOST || !p.host.chars().all(is_part) {
+        return wrong("`host`: a name or an address, IPv6 without brackets");
+    }
+    Ok(())
 }
 
 fn petname_error(error: PetnamesError) -> ApiError {

@@ -62,6 +62,19 @@ pub const CATALOGUE: &[Spec] = &[
         "a session ended",
     ),
     ("session_refused", Level::Warn, &["device", "reason"], "a session was not kept"),
+    ("hub_up", Level::Info, &["session"], "there is a session with the relay hub"),
+    (
+        "hub_down",
+        Level::Warn,
+        &["reason", "retry_ms"],
+        "the relay hub could not be dialled, or its session has ended; dialled again",
+    ),
+    (
+        "hub_left",
+        Level::Info,
+        &[],
+        "the relay hub is not wanted: nobody is trusted, no agent is here, or the daemon stops",
+    ),
     ("dial_failed", Level::Debug, &["device", "local", "reason"], "a peer could not be reached"),
     (
         "connection_requested",

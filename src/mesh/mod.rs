@@ -14,6 +14,7 @@ pub mod log;
 pub mod message;
 pub mod node;
 pub mod records;
+pub mod relay_hub;
 pub mod replica;
 pub mod session;
 pub mod wire;

@@ -44,8 +44,10 @@ pub enum SessionKind {
     NetworkAccepted,
     /// We dialled another machine.
     NetworkDialled,
-    /// A secure channel through another machine's daemon.
+    /// A secure channel through another machine's daemon, or through a relay hub.
     Relayed,
+    /// With a relay hub, which is nobody's peer.
+    Hub,
 }
 
 impl SessionKind {
@@ -60,6 +62,7 @@ impl SessionKind {
             Self::NetworkAccepted => "network_accepted",
             Self::NetworkDialled => "network_dialled",
             Self::Relayed => "relayed",
+            Self::Hub => "hub",
         }
     }
 }

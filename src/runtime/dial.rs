@@ -1,5 +1,5 @@
-//! Dialling another device: TCP, TLS, then who is there. Whether it is the one that was meant is the
-//! node's to judge.
+//! Dialling another device: TCP, TLS, then who is there; and the relay hub. Whether it is the one that
+//! was meant is the node's to judge.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,6 +14,7 @@ use tokio_rustls::{TlsConnector, TlsStream};
 use super::hub::Context;
 use super::listener::tune;
 use super::tls::{DeviceTls, MAX_TLS_BUFFER, peer_device};
+use super::ws;
 use crate::identity::device::DeviceId;
 use crate::mesh::node::DialTarget;
 use crate::mesh::session::Origin;
@@ -31,19 +32,28 @@ pub(super) struct Dialled {
     pub(super) origin: Origin,
 }
 
-/// Dials; the error is a stable word.
+/// Dials a device; the error is a stable word.
 pub(super) async fn dial(
     tls: &DeviceTls,
     target: DialTarget,
     context: &Arc<Context>,
 ) -> Result<Dialled, &'static str> {
-    let (address, within) = match target {
-        DialTarget::Loopback(port) => {
-            (SocketAddr::from((Ipv4Addr::LOCALHOST, port)), context.limits.dial_loopback)
+    let limits = &context.limits;
+    let (address, network) = match target {
+        DialTarget::Loopback(port) => (SocketAddr::from((Ipv4Addr::LOCALHOST, port)), false),
+        DialTarget::Network(ip, port) => (SocketAddr::new(ip, port), true),
+        DialTarget::Named(host, port) => {
+            let connected = async {
+                let stream = ws::connect(&host, port).await?;
+                shake(tls, stream).await
+            };
+            let connected = timeout(limits.dial_network, connected).await;
+            let (stream, remote) = connected.map_err(|_| "timeout")??;
+            return Ok(Dialled { stream, remote, origin: Origin::Network });
         }
-        DialTarget::Network(ip, port) => (SocketAddr::new(ip, port), context.limits.dial_network),
+        DialTarget::Hub => return Err("no_hub"),
     };
-    let network = matches!(target, DialTarget::Network(..));
+    let within = if network { limits.dial_network } else { limits.dial_loopback };
     let (stream, remote) =
         timeout(within, connect(tls, address, network)).await.map_err(|_| "timeout")??;
     let origin = if network {
@@ -62,7 +72,16 @@ async fn connect(
 ) -> Result<(TlsStream<TcpStream>, DeviceId), &'static str> {
     let stream = TcpStream::connect(address).await.map_err(|error| reason(&error))?;
     tune(&stream, network).map_err(|_| "io_error")?;
-    let name = ServerName::IpAddress(address.ip().into());
+    shake(tls, stream).await
+}
+
+/// TLS, and who is there. No name is sent: a certificate's names say nothing here.
+async fn shake(
+    tls: &DeviceTls,
+    stream: TcpStream,
+) -> Result<(TlsStream<TcpStream>, DeviceId), &'static str> {
+    let peer = stream.peer_addr().map_err(|_| "peer_closed")?;
+    let name = ServerName::IpAddress(peer.ip().into());
     let stream = TlsConnector::from(tls.client())
         .connect_with(name, stream, |tls| tls.set_buffer_limit(Some(MAX_TLS_BUFFER)))
         .await
@@ -71,7 +90,7 @@ async fn connect(
     Ok((TlsStream::from(stream), remote))
 }
 
-fn reason(error: &io::Error) -> &'static str {
+pub(super) fn reason(error: &io::Error) -> &'static str {
     use io::ErrorKind as Kind;
     match error.kind() {
         Kind::ConnectionRefused => "refused",

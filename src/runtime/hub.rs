@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -22,6 +23,7 @@ use super::listener::{BindError, Door, Handshakes, Prompt, SourceGuard, Sources,
 use super::origin::Origins;
 use super::tls::{DeviceTls, TlsError};
 use super::udp::{FirstContact, UdpError, watch_addresses};
+use super::ws::{HubDialler, HubUrl};
 use crate::identity::certificate::Certificate;
 use crate::identity::device::{DeviceId, DeviceKey};
 use crate::mesh::node::{DialId, DialTarget, Input, Output};
@@ -102,6 +104,8 @@ pub struct HubOptions {
     pub daemon: DeviceId,
     /// The well-known port.
     pub port: u16,
+    /// The relay hub, when there is one to be dialled.
+    pub relay: Option<HubUrl>,
     /// Bounds.
     pub limits: TransportLimits,
 }
@@ -202,11 +206,23 @@ impl Context {
         source: Option<SourceGuard>,
         announce: impl FnOnce(SessionId) -> Input,
     ) {
+        self.open_with(|link| Prompt::new(stream, link), origin, source, announce);
+    }
+
+    fn open_with<S>(
+        self: &Arc<Self>,
+        stream: impl FnOnce(Arc<Link>) -> S,
+        origin: Origin,
+        source: Option<SourceGuard>,
+        announce: impl FnOnce(SessionId) -> Input,
+    ) where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
         let id = SessionId(self.next_session.fetch_add(1, Ordering::Relaxed));
         let link = Arc::new(Link::new(id, origin == Origin::SameUser, &self.shared));
         self.links.lock().insert(id, Arc::clone(&link));
         let announce = announce(id);
-        let stream = Prompt::new(stream, Arc::clone(&link));
+        let stream = stream(Arc::clone(&link));
         let context = Arc::clone(self);
         self.tracker.spawn(async move {
             let reason = tokio::select! {
@@ -255,6 +271,7 @@ pub struct Hub {
     context: Arc<Context>,
     daemon: DeviceId,
     well_known: u16,
+    relay: Option<Arc<HubDialler>>,
     devices: Mutex<HashMap<DeviceId, Device>>,
     port: Mutex<Option<Port>>,
     first_contact: Mutex<Option<Arc<FirstContact>>>,
@@ -271,7 +288,7 @@ impl Hub {
     /// A transport without devices, and the queue that the node's owner reads.
     #[must_use]
     pub fn new(options: HubOptions) -> (Self, Inputs) {
-        let HubOptions { daemon, port, limits } = options;
+        let HubOptions { daemon, port, relay, limits } = options;
         let (sender, inputs) = link::inputs(limits.inputs);
         let context = Context {
             inputs: sender,
@@ -295,6 +312,7 @@ impl Hub {
             context: Arc::new(context),
             daemon,
             well_known: port,
+            relay: relay.map(|url| Arc::new(HubDialler::new(url))),
             devices: Mutex::default(),
             port: Mutex::default(),
             first_contact: Mutex::default(),
@@ -456,6 +474,14 @@ impl Hub {
 
     fn dial(&self, id: DialId, local: DeviceId, target: DialTarget) {
         let context = Arc::clone(&self.context);
+        if target == DialTarget::Hub
+            && let Some(relay) = &self.relay
+        {
+            let (context, relay) = (Arc::clone(&context), Arc::clone(relay));
+            let tracker = context.tracker.clone();
+            tracker.spawn(async move { dial_relay(id, &relay, &context).await });
+            return;
+        }
         let Some((tls, closed)) = self.device(&local) else {
             context.tell(Input::DialFailed { dial: id, reason: "not_in_service" });
             return;
@@ -532,6 +558,32 @@ impl Hub {
     fn release_port(&self) {
         if let Some(port) = &*self.port.lock() {
             port.closed.cancel();
+        }
+    }
+}
+
+/// Dials the relay hub, and makes a link of it. It has no identity: whose the adverts and payloads
+/// are that come over it, they say themselves.
+async fn dial_relay(dial: DialId, relay: &HubDialler, context: &Arc<Context>) {
+    let dialled = tokio::select! {
+        () = context.stop.cancelled() => Err("shutdown"),
+        dialled = timeout(context.limits.dial_network, relay.dial()) => {
+            dialled.unwrap_or(Err("timeout"))
+        }
+    };
+    match dialled {
+        Ok((stream, carrying)) => {
+            context.tracker.spawn(carrying);
+            let (remote, origin) = (DeviceId([0; 32]), Origin::Network);
+            context.open_with(
+                |_| stream,
+                origin,
+                None,
+                |session| Input::Dialled { dial, session, remote, origin },
+            );
+        }
+        Err(reason) => {
+            context.inputs.send(Input::DialFailed { dial, reason }).await;
         }
     }
 }

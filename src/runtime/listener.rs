@@ -259,7 +259,7 @@ impl Sources {
         Arc::new(Self { most, open: Mutex::default() })
     }
 
-    fn admit(self: &Arc<Self>, ip: IpAddr) -> Option<SourceGuard> {
+    pub(super) fn admit(self: &Arc<Self>, ip: IpAddr) -> Option<SourceGuard> {
         let source = source_of(ip);
         let mut open = self.open.lock();
         let count = open.entry(source).or_insert(0);

@@ -8,10 +8,12 @@ pub mod link;
 pub mod listener;
 pub mod local_socket;
 pub mod origin;
+pub mod relay_server;
 mod sock_diag;
 pub mod sys;
 pub mod tls;
 pub mod udp;
+pub mod ws;
 
 use crate::mesh::log::{Level, Spec};
 
@@ -52,5 +54,30 @@ pub const CATALOGUE: &[Spec] = &[
         Level::Debug,
         &["session", "reason"],
         "a frame of unknown type or shape was ignored",
+    ),
+    (
+        "hub_frame_not_sent",
+        Level::Warn,
+        &["bytes"],
+        "a frame of ours was longer than what is sent to a relay hub",
+    ),
+    ("hub_link_opened", Level::Debug, &["link", "source"], "a client of the relay hub is there"),
+    (
+        "hub_link_closed",
+        Level::Info,
+        &["link", "source", "reason", "frames", "bytes"],
+        "a client of the relay hub has gone",
+    ),
+    (
+        "hub_connection_refused",
+        Level::Warn,
+        &["source", "reason", "count"],
+        "a connection did not become a link of the relay hub; told at each doubling of the count",
+    ),
+    (
+        "hub_accept_failed",
+        Level::Warn,
+        &["error"],
+        "the relay hub's listener was out of descriptors or memory for a moment",
     ),
 ];

@@ -13,7 +13,7 @@ use commsd::api::types::{
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStderr, Command};
 use tokio::sync::Notify;
 
 use crate::bench::soon;
@@ -72,6 +72,19 @@ impl Log {
         }
     }
 
+    /// Takes down what a process says.
+    pub fn follow(self: &Arc<Self>, stderr: ChildStderr) {
+        let sink = Arc::clone(self);
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(stderr).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                let event = serde_json::from_str(&line).unwrap_or(Value::String(line));
+                sink.lines.lock().push(event);
+                sink.grown.notify_waiters();
+            }
+        });
+    }
+
     pub fn len(&self) -> usize {
         self.lines.lock().len()
     }
@@ -120,16 +133,7 @@ impl Daemon {
     pub async fn spawn(mut command: Command, home: Arc<tempfile::TempDir>, ports: Ports) -> Self {
         let mut child = command.spawn().unwrap();
         let log = Arc::new(Log::default());
-        let stderr = child.stderr.take().unwrap();
-        let sink = Arc::clone(&log);
-        tokio::spawn(async move {
-            let mut lines = BufReader::new(stderr).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
-                let event = serde_json::from_str(&line).unwrap_or(Value::String(line));
-                sink.lines.lock().push(event);
-                sink.grown.notify_waiters();
-            }
-        });
+        log.follow(child.stderr.take().unwrap());
         let daemon = Self { home, ports, child, log };
         daemon.event("ready").await;
         daemon
@@ -212,6 +216,7 @@ impl Agent {
                 name: None,
                 ephemeral,
                 project_room: None,
+                harness_pid: None,
             })
             .await
             .unwrap();

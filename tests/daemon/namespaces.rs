@@ -4,30 +4,34 @@
 // A skipped test says so.
 #![allow(clippy::print_stdout)]
 
+use std::ffi::OsStr;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use commsd::api::types::{
     DeliveryStatus, PendingKind, RoomCreateParams, RoomJoinParams, RoomsParams,
 };
+use tempfile::TempDir;
 use tokio::process::Command;
 
 use crate::daemon::{Agent, Daemon, Ports};
 
 /// Two namespaces, taken down with the value.
-struct Machines {
-    names: [String; 2],
+pub struct Machines {
+    pub names: [String; 2],
 }
 
 impl Machines {
     /// `None` where the system does not let us.
-    async fn make() -> Option<Self> {
-        let id = std::process::id();
+    pub async fn make() -> Option<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let id = std::process::id() * 10 + MADE.fetch_add(1, Ordering::Relaxed);
         let names = [format!("commsd-{id}-a"), format!("commsd-{id}-b")];
         let machines = Self { names };
         let [a, b] = &machines.names;
         // Interface names have at most 15 characters.
-        let (va, vb) = (format!("cva{}", id % 100_000), format!("cvb{}", id % 100_000));
+        let (va, vb) = (format!("cva{}", id % 1_000_000), format!("cvb{}", id % 1_000_000));
         let steps = [
             format!("netns add {a}"),
             format!("netns add {b}"),
@@ -55,22 +59,32 @@ impl Machines {
         Some(machines)
     }
 
-    async fn daemon(&self, machine: usize, address: &str) -> Daemon {
-        let home = Arc::new(tempfile::tempdir().unwrap());
-        let ports = Ports { tcp: 19876, udp: 19877 };
+    /// A program on one of the machines.
+    pub fn command(&self, machine: usize, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command
-            .args(["netns", "exec", &self.names[machine], env!("CARGO_BIN_EXE_commsd")])
-            .args(["run", "--log", "json", "--listen", address, "--home"])
-            .arg(home.path())
+            .args(["netns", "exec", &self.names[machine]])
+            .arg(program)
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("HOME", home.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
+        command
+    }
+
+    pub async fn daemon(&self, machine: usize, home: Arc<TempDir>, args: &[&str]) -> Daemon {
+        let ports = Ports { tcp: 19876, udp: 19877 };
+        let mut command = self.command(machine, env!("CARGO_BIN_EXE_commsd"));
+        command.args(["run", "--log", "json", "--home"]).arg(home.path()).args(args);
+        command.env("HOME", home.path());
         Daemon::spawn(command, home, ports).await
+    }
+
+    async fn listening(&self, machine: usize, address: &str) -> Daemon {
+        let home = Arc::new(tempfile::tempdir().unwrap());
+        self.daemon(machine, home, &["--listen", address]).await
     }
 }
 
@@ -95,9 +109,9 @@ async fn let_in(agent: &mut Agent) {
 #[tokio::test]
 async fn two_machines_meet_by_broadcast_and_talk_once_both_have_agreed() {
     let Some(machines) = Machines::make().await else { return };
-    let one = machines.daemon(0, "10.77.0.1").await;
+    let one = machines.listening(0, "10.77.0.1").await;
     let mut alice = one.agent("alice").await;
-    let two = machines.daemon(1, "10.77.0.2:7000").await;
+    let two = machines.listening(1, "10.77.0.2:7000").await;
     let mut bob = two.agent("bob").await;
 
     // They have found each other and hold a session that is no peer's: no claim, no names.

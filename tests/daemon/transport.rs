@@ -46,7 +46,7 @@ impl End {
     fn new() -> Self {
         let (key, certificate) = device(1);
         let limits = TransportLimits::default();
-        let (hub, inputs) = Hub::new(HubOptions { daemon: key.id(), port: 0, limits });
+        let (hub, inputs) = Hub::new(HubOptions { daemon: key.id(), port: 0, relay: None, limits });
         let port = hub.add_device(&key, &certificate).unwrap();
         Self { hub, inputs, id: key.id(), port }
     }

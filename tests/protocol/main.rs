@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod corpus;
+mod hub;
 mod replay;
 mod sim;
 mod support;

@@ -11,8 +11,9 @@ use super::feed::frame;
 use super::{Action, Since, ToolResult};
 use crate::api::types::{
     AgentInfo, AgentList, AgentStatus, Answered, ApiError, Delivery, DeliveryStatus, DmAdmitted,
-    DmOpened, DmRevoked, History, MachineName, MeshGraph, MeshTrace, MeshVersion, PendingKind,
-    PendingList, Petname, Petnames, Room, RoomList, SendResult, Whoami,
+    DmOpened, DmRevoked, History, MachineName, MeshConnected, MeshGraph, MeshTrace, MeshVersion,
+    PendingKind, PendingList, Petname, Petnames, Room, RoomList, SendResult, TrustChanged, Trusted,
+    Whoami,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
@@ -185,7 +186,8 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
                 Some(false) => "\nIt says: direct".to_owned(),
                 None => String::new(),
             };
-            done(format!("{}: {} ms, direct{remote}", traced.target, traced.rtt_ms))
+            let way = if traced.relayed == Some(true) { "" } else { ", direct" };
+            done(format!("{}: {} ms{way}{remote}", traced.target, traced.rtt_ms))
         }
         Action::MeshGraph(_) => {
             let graph: MeshGraph = typed(value)?;
@@ -204,6 +206,26 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
             let header = format!("{} nodes, {} connections", graph.nodes.len(), graph.edges.len());
             done(cut(&header, nodes.chain(edges).collect(), &header, "are left out"))
         }
+        Action::MeshConnect(_) => {
+            let connected: MeshConnected = typed(value)?;
+            done(format!(
+                "Connected to {}:{}, where {} is; it has been asked to let this machine in",
+                escape_untrusted(&connected.host),
+                connected.port,
+                connected.device
+            ))
+        }
+        Action::GatewayTrust(_) | Action::GatewayUntrust(_) => {
+            let changed: TrustChanged = typed(value)?;
+            let (kind, id) = (changed.kind.as_str(), changed.id);
+            done(match (changed.trusted, changed.changed) {
+                (true, true) => format!("The {kind} {id} is trusted"),
+                (true, false) => format!("The {kind} {id} was trusted already"),
+                (false, true) => format!("The {kind} {id} is not trusted any more"),
+                (false, false) => format!("The {kind} {id} was not trusted"),
+            })
+        }
+        Action::GatewayListTrusted(_) => done(trusted(&typed(value)?)),
         Action::DmAdmit(_) => {
             let admitted: DmAdmitted = typed(value)?;
             let (whose, agent) =
@@ -288,6 +310,7 @@ fn whoami(me: &Whoami) -> String {
     rows.push(format!("Name: {}", escape_untrusted(&me.name)));
     rows.push(format!("Harness: {}", escape_untrusted(&me.harness)));
     rows.push(format!("Visibility: {}", me.visibility));
+    rows.push(format!("Consent: {}", me.consent));
     rows.push(format!("Status: {}", me.status));
     rows.push(format!("Version: commsd {}", me.version));
     rows.push(format!("Tags: {}", or_none(&me.tags)));
@@ -364,6 +387,24 @@ fn truncate(mut text: String) -> String {
         text.push('…');
     }
     text
+}
+
+/// Who is trusted, by kind.
+fn trusted(list: &Trusted) -> String {
+    let parts =
+        [("Devices", &list.devices), ("Users", &list.principals), ("Machines", &list.machines)];
+    if parts.iter().all(|(_, ids)| ids.is_empty()) {
+        return "nobody beyond this machine is trusted".to_owned();
+    }
+    let lines = parts
+        .into_iter()
+        .filter(|(_, ids)| !ids.is_empty())
+        .flat_map(|(name, ids)| {
+            let ids = ids.iter().map(|id| format!("  {id}"));
+            std::iter::once(format!("{name}:")).chain(ids)
+        })
+        .collect();
+    cut("Trusted beyond this machine", lines, "Trusted beyond this machine", "are left out")
 }
 
 fn answered(answered: &Answered) -> String {

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use super::super::events::DeliveryState;
 use super::super::records::MAX_TEXT_BYTES;
-use super::super::records::{AgentStatus, Now, RoomType, StreamingBehavior, Visibility};
+use super::super::records::{
+    AgentStatus, ConsentPolicy, Now, RoomType, StreamingBehavior, Visibility,
+};
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::room_path::RoomPath;
 use super::insight::Question;
 use super::rooms::Draft;
+use super::services::GrantTerms;
 use super::{Decision, Node, OpId, Output};
 use crate::codec::cbor::Value;
 use crate::codec::time::UnixMillis;
@@ -95,6 +98,8 @@ pub enum Command {
         visibility: Option<Visibility>,
         /// New labels.
         tags: Option<Vec<String>>,
+        /// Who may begin conversations with it from now on.
+        consent: Option<ConsentPolicy>,
     },
     /// Ask for permission to use somebody's share.
     AskCapability {
@@ -108,6 +113,17 @@ pub enum Command {
         valid_until: Option<UnixMillis>,
         /// How long to wait for a decision before answering.
         wait_ms: u64,
+    },
+    /// Hand a permission to use somebody's share on.
+    HandOn {
+        /// Whose share.
+        owner: DeviceId,
+        /// Its name.
+        share: String,
+        /// To whom.
+        to: DeviceId,
+        /// How far: for reading without a word of writing.
+        terms: GrantTerms,
     },
     /// Use somebody's share.
     CallService {
@@ -128,6 +144,13 @@ pub enum Command {
         to: DeviceId,
         /// How long it may take.
         timeout_ms: Option<u64>,
+    },
+    /// Connect to another machine.
+    Connect {
+        /// Its name or address.
+        host: String,
+        /// The port of its network listener.
+        port: u16,
     },
     /// Let somebody write to our user's agents without a question.
     AdmitDm {
@@ -242,6 +265,8 @@ pub enum CommandResult {
         /// That hub.
         hub: Option<String>,
     },
+    /// Who is at an address; whether it lets us in is for its side to say.
+    Connected(DeviceId),
     /// A grant to hand on.
     Grant(CoseSign1),
     /// Nothing to tell.
@@ -316,12 +341,19 @@ impl Node {
                     None => return,
                 }
             }
-            Command::Update { name, status, visibility, tags } => {
-                self.update(agent, name, status, visibility, tags, now)
+            Command::Update { name, status, visibility, tags, consent } => {
+                let updated = self.update(agent, name, status, visibility, tags, now);
+                if let (Ok(_), Some(policy)) = (&updated, consent) {
+                    self.set_consent(agent, policy);
+                }
+                updated
             }
             Command::AskCapability { owner, share, write, valid_until, wait_ms } => {
                 let what = (share, write);
                 return self.ask_capability(agent, owner, what, valid_until, wait_ms, op, now);
+            }
+            Command::HandOn { owner, share, to, terms } => {
+                return self.hand_on(agent, (owner, share), to, terms, op, now);
             }
             Command::CallService { owner, share, write, params } => {
                 return self.call_service(agent, owner, share, write, params, op, now);
@@ -332,6 +364,7 @@ impl Node {
             Command::Trace { to, timeout_ms } => {
                 return self.ask_device(agent, to, Question::Trace, timeout_ms, op, now);
             }
+            Command::Connect { host, port } => return self.connect_to(host, port, op),
             Command::AdmitDm { bearer, principal, known } => {
                 return self.issue_dm_grant(agent, bearer, principal, known, op, now);
             }

@@ -139,6 +139,7 @@ impl Node {
             .filter(|(_, dial)| match dial {
                 super::DialFor::Peer(plan) => plan.local == id,
                 super::DialFor::Port(local) => *local == id,
+                super::DialFor::Hub | super::DialFor::Wish(_) => false,
             })
             .map(|(dial, _)| *dial)
             .collect();
@@ -477,11 +478,7 @@ impl Node {
             self.answer(to, outcome, now);
         }
         if accept {
-            self.approved_remotes.retain(|approved| *approved != remote);
-            if self.approved_remotes.len() >= MAX_APPROVED {
-                self.approved_remotes.pop_front();
-            }
-            self.approved_remotes.push_back(remote);
+            self.approve(remote);
             // Those it opened, and those of ours that it has answered already.
             let waiting: Vec<SessionId> = self
                 .sessions
@@ -508,6 +505,15 @@ impl Node {
             }
         }
         Some(CommandResult::Done)
+    }
+
+    /// Lets another machine in for this run of the daemon.
+    pub(super) fn approve(&mut self, remote: DeviceId) {
+        self.approved_remotes.retain(|approved| *approved != remote);
+        if self.approved_remotes.len() >= MAX_APPROVED {
+            self.approved_remotes.pop_front();
+        }
+        self.approved_remotes.push_back(remote);
     }
 
     /// Our first word to another machine.
@@ -574,6 +580,7 @@ impl Node {
                 Op::Send { reply_by, .. }
                 | Op::Join { reply_by, .. }
                 | Op::Ask { reply_by }
+                | Op::HandOn { reply_by, .. }
                 | Op::Plain { reply_by } => *reply_by <= now.mono,
             })
             .map(|(id, _)| *id)
@@ -597,10 +604,15 @@ impl Node {
                     let result = Ok(CommandResult::AskPending);
                     self.outputs.push_back(Output::Reply { op, result });
                 }
-                Some(Op::Plain { .. }) => self.outputs.push_back(Output::Reply {
-                    op,
-                    result: Err(CommandError::new("timeout", "the owner did not answer in time")),
-                }),
+                Some(Op::Plain { .. } | Op::HandOn { .. }) => {
+                    self.outputs.push_back(Output::Reply {
+                        op,
+                        result: Err(CommandError::new(
+                            "timeout",
+                            "the owner did not answer in time",
+                        )),
+                    })
+                }
                 None => {}
             }
         }

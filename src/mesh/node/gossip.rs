@@ -35,6 +35,8 @@ const CHANGE_PAUSE_MS: u64 = 100;
 pub(super) enum Detail {
     /// Before a session is let in: the device and nothing else.
     Plain,
+    /// To a relay hub: proofs and presence, and no name of anything.
+    Nameless,
     /// To other users and machines: name and proofs, public rooms.
     Reduced,
     /// To peers of our own user.
@@ -44,7 +46,7 @@ pub(super) enum Detail {
 /// Adverts and proofs held ready.
 #[derive(Default)]
 pub(super) struct Adverts {
-    ready: [Option<OwnAdvert>; 3],
+    ready: [Option<OwnAdvert>; 4],
     membership: Option<String>,
     machine: Option<String>,
     machine_name: Option<String>,
@@ -62,7 +64,12 @@ pub(super) struct Machine {
 
 impl Node {
     /// Our advert for a session, made anew at most once a second.
-    fn advert_for(&mut self, local: DeviceId, detail: Detail, now: Now) -> Option<OwnAdvert> {
+    pub(super) fn advert_for(
+        &mut self,
+        local: DeviceId,
+        detail: Detail,
+        now: Now,
+    ) -> Option<OwnAdvert> {
         self.refresh_proofs(local, now);
         let seconds = i64::try_from(now.unix.seconds()).unwrap_or(i64::MAX);
         let device = self.devices.get(&local)?;
@@ -81,7 +88,7 @@ impl Node {
     /// What changed must be in the next advert.
     pub(super) fn advert_changed(&mut self, local: &DeviceId, now: Now) {
         if let Some(device) = self.devices.get_mut(local) {
-            device.adverts.ready = [None, None, None];
+            device.adverts.ready = [None, None, None, None];
         }
         if self.shutting_down.is_none() {
             self.gossip_at = self.gossip_at.min(now.mono + CHANGE_PAUSE_MS);
@@ -133,7 +140,10 @@ impl Node {
                 ("daemon", text(&self.daemon.hex())),
             ]),
         ));
-        out.push((key::ROOMS.to_owned(), self.hosted_rooms(local, detail)));
+        let named = detail != Detail::Nameless;
+        if named {
+            out.push((key::ROOMS.to_owned(), self.hosted_rooms(local, detail)));
+        }
         if let Some(record) = self.record(&local).filter(|_| self.agent(&local).is_some()) {
             out.push((key::PRESENCE.to_owned(), text(record.status.as_str())));
             if record.visibility == Visibility::Visible {
@@ -150,9 +160,11 @@ impl Node {
                     })
                     .cloned()
                     .collect();
+                let short = local.hex().get(..8).unwrap_or_default().to_owned();
                 let agent = AgentSelf {
-                    name: record.name.clone(),
-                    harness: record.harness.clone(),
+                    // Peers want something in their place.
+                    name: if named { record.name.clone() } else { format!("agent-{short}") },
+                    harness: if named { record.harness.clone() } else { "commsd".into() },
                     cwd: full.then(|| record.cwd.clone()),
                     pid: full.then_some(record.pid),
                     started_at: full.then(|| record.started_at.clone()),
@@ -160,7 +172,7 @@ impl Node {
                     subscribed_rooms: full.then_some(rooms),
                     membership: adverts.and_then(|a| a.membership.clone()),
                     machine: adverts.and_then(|a| a.machine.clone()),
-                    machine_name: adverts.and_then(|a| a.machine_name.clone()),
+                    machine_name: adverts.and_then(|a| a.machine_name.clone()).filter(|_| named),
                 };
                 if let Ok(value) = cbor::to_value(&agent) {
                     out.push((key::SELF.to_owned(), value));
@@ -222,7 +234,7 @@ impl Node {
             device.adverts.machine = machine;
             device.adverts.machine_name = machine_name;
             device.adverts.minted_at = Some(now.mono);
-            device.adverts.ready = [None, None, None];
+            device.adverts.ready = [None, None, None, None];
         }
     }
 
@@ -237,6 +249,9 @@ impl Node {
     /// What both sides send as soon as a session is open.
     pub(super) fn send_opening_advert(&mut self, id: SessionId, now: Now) {
         let Some(session) = self.sessions.get(&id) else { return };
+        if session.kind == SessionKind::Hub {
+            return self.send_hub_adverts(id, now);
+        }
         let (local, detail) = (session.local, Self::detail_for(session));
         let machine = session.is_admitted() && !session.is_machine_local();
         self.send_advert(id, local, detail, now);
@@ -290,6 +305,9 @@ impl Node {
             if device != remote && (!fronts || self.is_here(&device)) {
                 continue;
             }
+            if self.is_hub(id) && !self.takes_from_hub(id, &advert, now) {
+                continue;
+            }
             let known = self.directory.get(&device).is_some_and(|entry| entry.agent.is_some());
             let taken = self.directory.take(&advert, id, now.unix);
             if !known && self.directory.get(&device).is_some_and(|entry| entry.agent.is_some()) {
@@ -301,6 +319,10 @@ impl Node {
             match taken {
                 Taken::PresenceChanged if device == remote => self.presence_heard(device, now),
                 Taken::PresenceChanged | Taken::Fresh if device != remote => {
+                    self.presence_heard(device, now);
+                    if self.is_hub(id) {
+                        self.meet_through_hub(device, now);
+                    }
                     self.relay_opened(device, now);
                 }
                 Taken::Refused => self.refuse(remote, "advert", "out_of_bounds"),

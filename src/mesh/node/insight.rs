@@ -114,7 +114,8 @@ impl Node {
         let mut graph = MeshGraph::default();
         let mut told: BTreeMap<DeviceId, Vec<DeviceId>> =
             self.directory.iter().map(|(device, entry)| (*device, entry.direct.clone())).collect();
-        for session in self.sessions.values().filter(|session| session.is_admitted()) {
+        let peers = self.sessions.values().filter(|s| s.is_admitted() && !self.is_hub(s.id));
+        for session in peers {
             told.entry(session.local).or_default().push(session.remote);
         }
         graph.nodes.extend(self.devices.keys());

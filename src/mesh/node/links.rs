@@ -127,8 +127,11 @@ impl Node {
                 self.send_own_record(id, now);
                 self.send_full_advert(id, now);
             }
-            SessionKind::Relayed => self.send_own_record(id, now),
-            SessionKind::PortAccepted | SessionKind::PortDialled => {}
+            SessionKind::Relayed => {
+                self.send_own_record(id, now);
+                self.send_public_rooms(id, now);
+            }
+            SessionKind::PortAccepted | SessionKind::PortDialled | SessionKind::Hub => {}
         }
         self.peer_returned(local, remote, now);
     }
@@ -167,6 +170,8 @@ impl Node {
             Some(DialFor::Port(local)) => {
                 self.port_dialled(local, session, remote, origin, now);
             }
+            Some(DialFor::Hub) => self.hub_dialled(session, now),
+            Some(DialFor::Wish(wish)) => self.wish_dialled(wish, session, remote, origin, now),
             None => self.outputs.push_back(Output::Close { session, reason: "not_in_service" }),
         }
         self.pump_dials(now);
@@ -178,6 +183,8 @@ impl Node {
                 self.peer_dial_failed(plan.local, plan.peer, reason, now);
             }
             Some(DialFor::Port(local)) => self.port_dial_failed(local, reason, now),
+            Some(DialFor::Hub) => self.hub_dial_failed(reason, now),
+            Some(DialFor::Wish(wish)) => self.wish_failed(&wish, reason, now),
             None => {}
         }
         self.pump_dials(now);
@@ -490,6 +497,10 @@ impl Node {
             }
         }
         self.port_session_closed(id, local, remote, kind, now);
+        self.hub_closed(&session, reason, now);
+        if kind == SessionKind::NetworkDialled {
+            self.connection_lost(remote, now);
+        }
         self.pump_dials(now);
     }
 
@@ -563,6 +574,8 @@ impl Node {
         for id in late {
             self.answer(AnswerTo::Internal(id), Outcome::Timeout, now);
         }
+        self.hub_upkeep(now);
+        self.connections_upkeep(now);
         self.tell_unheard(now);
         self.contradict_upkeep(now);
         self.decisions_upkeep(now);
@@ -576,6 +589,10 @@ impl Node {
 
     /// A request that every wire-mesh session answers by itself: a sign of life.
     fn send_probe(&mut self, session: SessionId, now: Now) {
+        if self.is_hub(session) {
+            // It answers nothing else.
+            return self.send(session, Frame::Ping);
+        }
         let request = OutRequest {
             verb: "version:get".into(),
             params: Value::map([("verb", Value::Text("version.get".into()))]),

@@ -7,11 +7,13 @@
 //! store is asked to keep it, and the answer goes out once it has.
 
 mod commands;
+mod connect;
 mod control;
 mod dms;
 mod durable;
 mod gossip;
 mod grants;
+mod hub;
 mod insight;
 mod links;
 mod mailboxes;
@@ -31,6 +33,7 @@ use std::sync::Arc;
 
 pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Delivery};
 pub use durable::{RecoverError, Restorable};
+pub use hub::{HUB_REDIAL_FIRST_MS, HUB_REDIAL_MAX_MS, HubConfig, HubView, TrustList};
 pub use insight::{MAX_TRACE_MS, MeshGraph, Question};
 pub use links::MAX_SESSIONS;
 pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
@@ -49,7 +52,7 @@ use super::events::DeliveryEvent;
 use super::formation::{DialPlan, Formation};
 use super::journal::{Record, Ticket};
 use super::log::LogEvent;
-use super::records::{AgentRecord, Now};
+use super::records::{AgentRecord, ConsentPolicy, Now};
 use super::replica::Replica;
 use super::session::{Origin, Session, SessionId, SessionKind};
 use super::wire::advert::PeerAdvert;
@@ -101,6 +104,10 @@ pub struct NodeConfig {
     pub machine: Option<DeviceKey>,
     /// Name the machine gives itself.
     pub machine_name: Option<String>,
+    /// Who may begin conversations with agents that have said nothing of it.
+    pub consent: ConsentPolicy,
+    /// The relay hub; without one none is dialled.
+    pub hub: Option<HubConfig>,
 }
 
 /// A device to take into service.
@@ -279,15 +286,21 @@ pub enum Input {
     Shutdown,
     /// This machine has another name, or none any more.
     MachineNamed(Option<String>),
+    /// The user trusts these beyond this machine (at start and when it changes).
+    Trusted(TrustList),
 }
 
 /// Where a dial goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DialTarget {
     /// 127.0.0.1 at this port.
     Loopback(u16),
     /// Another machine.
     Network(IpAddr, u16),
+    /// Another machine, by name or address as somebody gave it.
+    Named(String, u16),
+    /// The relay hub that is configured.
+    Hub,
 }
 
 /// What the node wants done.
@@ -400,7 +413,9 @@ pub(super) enum Purpose {
     /// Our leaving.
     Leave { agent: DeviceId, path: RoomPath, op: OpId },
     /// Our request for a capability.
-    Ask { agent: DeviceId, key: TokenKey, op: OpId },
+    Ask { agent: DeviceId, key: TokenKey, op: Option<OpId> },
+    /// A permission that we hand on.
+    HandOn { op: OpId, write: bool, expires: UnixMillis },
     /// A call of ours to somebody's service.
     Call { op: OpId },
     /// A question of an agent's about a device.
@@ -493,6 +508,8 @@ struct Agent {
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
     pub grants: BTreeMap<(RoomPath, DeviceId), Vec<u8>>,
     pub opened: BTreeSet<RoomPath>,
+    /// Who may begin conversations, where it has said so.
+    pub consent: Option<ConsentPolicy>,
     pub consents: BTreeMap<DeviceId, Consent>,
     pub decisions: BTreeMap<String, Decision>,
     pub shown: BTreeMap<RoomPath, BTreeMap<DeviceId, super::records::AgentStatus>>,
@@ -506,8 +523,8 @@ struct Agent {
     pub invitations: BTreeSet<RoomPath>,
     /// Tokens for others' services.
     pub services: BTreeMap<TokenKey, CoseSign1>,
-    /// Capabilities it has asked for, and until when (monotonic ms) a token is taken.
-    pub asked: BTreeMap<TokenKey, u64>,
+    /// Capabilities it has asked for.
+    pub asked: BTreeMap<TokenKey, services::Sought>,
     /// By author: receipts that wait for the token of the conversation.
     pub receipts: BTreeMap<DeviceId, Vec<Queued>>,
 }
@@ -527,6 +544,9 @@ struct Device {
 enum DialFor {
     Peer(DialPlan),
     Port(DeviceId),
+    Hub,
+    /// Somebody's wish to connect.
+    Wish(connect::Wish),
 }
 
 /// A command that is not answered yet.
@@ -534,6 +554,7 @@ enum Op {
     Send { message_id: String, deliveries: Vec<Delivery>, reply_by: u64 },
     Join { path: RoomPath, reply_by: u64 },
     Ask { reply_by: u64 },
+    HandOn { what: Box<services::HandOn>, reply_by: u64 },
     Plain { reply_by: u64 },
 }
 
@@ -588,6 +609,8 @@ pub struct Node {
     unheard: BTreeSet<(DeviceId, DeviceId)>,
     mesh_decisions: BTreeMap<String, Decision>,
     services: services::Services,
+    hub: hub::HubState,
+    connections: connect::Connections,
     /// In the order of their approval.
     approved_remotes: VecDeque<DeviceId>,
     refused_remotes: BTreeMap<DeviceId, u64>,
@@ -666,6 +689,8 @@ impl Node {
             unheard: BTreeSet::new(),
             mesh_decisions: BTreeMap::new(),
             services: services::Services::default(),
+            hub: hub::HubState::default(),
+            connections: connect::Connections::default(),
             approved_remotes: VecDeque::new(),
             refused_remotes: BTreeMap::new(),
             dials: BTreeMap::new(),
@@ -734,6 +759,7 @@ impl Node {
             Input::Tick => {}
             Input::Shutdown => self.shutdown(now),
             Input::MachineNamed(name) => self.machine_named(name, now),
+            Input::Trusted(trust) => self.trust_changed(trust, now),
         }
         self.settle(now);
         self.upkeep(now);
@@ -900,6 +926,7 @@ impl Agent {
             tokens: BTreeMap::new(),
             grants: BTreeMap::new(),
             opened: BTreeSet::new(),
+            consent: None,
             consents: BTreeMap::new(),
             decisions: BTreeMap::new(),
             shown: BTreeMap::new(),

@@ -353,6 +353,7 @@ impl Node {
 
     /// A network peer that cannot be had is left alone for a while.
     pub(super) fn leave_alone(&mut self, device: DeviceId, now: Now) {
+        self.forget_connection(&device);
         self.refused_remotes.retain(|_, until| *until > now.mono);
         if self.refused_remotes.len() < super::super::formation::MAX_PEERS {
             self.refused_remotes.insert(device, now.mono + MISBEHAVED_PAUSE_MS);

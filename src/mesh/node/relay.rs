@@ -1,7 +1,10 @@
-//! Agents of two machines: their daemons have one approved session, and each pair of agents a
-//! secure channel through it (`wire.md` "Sessions through a relay", "Secure channel"). A channel
-//! is a session of its own to the rest of the node; only its frames are sealed and wrapped here.
-//! The daemons in between see who talks to whom, and nothing else.
+//! Agents of two machines: their daemons have one approved session, or each one with the same
+//! relay hub, and each pair of agents a secure channel through it (`wire.md` "Sessions through a
+//! relay", "Secure channel"). A channel is a session of its own to the rest of the node; only its
+//! frames are sealed and wrapped here. Whoever is in between sees who talks to whom, and nothing
+//! else.
+
+use std::collections::BTreeSet;
 
 use super::super::checked::Checked;
 use super::super::records::{Now, Visibility};
@@ -27,13 +30,16 @@ pub(super) struct Relayed {
 }
 
 impl Node {
-    /// The session by which a device on another machine can be had: the approved one over which
-    /// its newest advert came.
+    /// The session by which a device on another machine can be had: the approved one, or the hub's,
+    /// over which its newest advert came.
     pub(super) fn relay_for(&self, device: &DeviceId) -> Option<SessionId> {
         let via = self.directory.get(device)?.via;
         let session = self.sessions.get(&via)?;
-        (session.is_admitted() && !session.is_machine_local() && session.remote != *device)
-            .then_some(via)
+        (session.is_admitted()
+            && !session.is_machine_local()
+            && session.remote != *device
+            && (!self.is_hub(via) || self.is_trusted(device)))
+        .then_some(via)
     }
 
     /// Opens a channel from our device to one on another machine. Frames sent before it is open
@@ -139,10 +145,19 @@ impl Node {
         let through_network = self.sessions.get(&via).is_some_and(|s| {
             s.is_admitted() && s.kind != SessionKind::Relayed && !s.is_machine_local()
         });
-        let (Some(from), Some(to), true) = (from, to, through_network) else { return };
-        if self.agent(&to).is_none() || self.is_hosted(&from) {
+        let (Some(from), true) = (from, through_network) else { return };
+        // A hub is anybody's: beyond it only whom the user trusts is heard.
+        let by_hub = self.is_hub(via);
+        if self.is_hosted(&from) || (by_hub && !self.is_trusted(&from)) {
             return;
         }
+        let decoded = Frame::decode(payload);
+        // Not every sender says for whom it is where its relay knows.
+        let to = to.or_else(|| match &decoded {
+            Ok(Frame::SecureHello(hello)) => Some(hello.to_device),
+            _ => self.only_channel_with(from, via),
+        });
+        let Some(to) = to.filter(|to| self.agent(to).is_some()) else { return };
         let id = self
             .routes
             .get(&(to, from))
@@ -150,8 +165,11 @@ impl Node {
             .flatten()
             .copied()
             .find(|id| self.channels.get(id).is_some_and(|channel| channel.via == via));
-        match Frame::decode(payload) {
+        match decoded {
             Ok(Frame::SecureHello(hello)) => {
+                if by_hub && !self.may_check_for_hub(now) {
+                    return;
+                }
                 // Only a hello that proves its sender makes a channel.
                 if hello.verify(&to) != Ok(from) {
                     return;
@@ -199,6 +217,48 @@ impl Node {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Whether a session is a channel through the hub.
+    pub(super) fn is_through_hub(&self, session: SessionId) -> bool {
+        self.channels.get(&session).is_some_and(|channel| self.is_hub(channel.via))
+    }
+
+    /// All of them.
+    pub(super) fn channels_through_hub(&self) -> BTreeSet<SessionId> {
+        let through = self.channels.iter().filter(|(_, channel)| self.is_hub(channel.via));
+        through.map(|(id, _)| *id).collect()
+    }
+
+    /// For which of ours a device sends over this session, when it has one channel through it.
+    fn only_channel_with(&self, from: DeviceId, via: SessionId) -> Option<DeviceId> {
+        let mut locals =
+            self.channels.iter().filter(|(_, channel)| channel.via == via).filter_map(|(id, _)| {
+                self.sessions.get(id).filter(|s| s.remote == from).map(|s| s.local)
+            });
+        let only = locals.next()?;
+        locals.next().is_none().then_some(only)
+    }
+
+    /// Ends the channels with a device through a session.
+    pub(super) fn close_channels_with(
+        &mut self,
+        device: DeviceId,
+        via: SessionId,
+        reason: &'static str,
+        now: Now,
+    ) {
+        let with: Vec<SessionId> = self
+            .channels
+            .iter()
+            .filter(|(id, channel)| {
+                channel.via == via && self.sessions.get(id).is_some_and(|s| s.remote == device)
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in with {
+            self.close(id, reason, now);
         }
     }
 

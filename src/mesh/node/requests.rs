@@ -59,7 +59,7 @@ impl Node {
             return self.mesh_message(session, to, MeshMessage::parse(&request.params), now);
         }
         match inner {
-            "path.trace" => Answer::Now(ok_with([("relayed", Value::Bool(false))])),
+            "path.trace" => Answer::Now(self.traced(session, kind)),
             "topology.get" => {
                 let direct = self
                     .routes
@@ -73,6 +73,15 @@ impl Node {
                 Answer::Now(ok_with([("peers", peers)]))
             }
             _ => self.room_request(local, remote, Some(session), to, request, token, now),
+        }
+    }
+
+    /// Which way a request has come.
+    fn traced(&self, session: SessionId, kind: SessionKind) -> Outcome {
+        let relayed = ("relayed", Value::Bool(kind == SessionKind::Relayed));
+        match self.config.hub.as_ref().filter(|_| self.is_through_hub(session)) {
+            Some(hub) => ok_with([relayed, ("hub-address", Value::Text(hub.url.clone()))]),
+            None => ok_with([relayed]),
         }
     }
 
@@ -243,6 +252,9 @@ impl Node {
             }
             Purpose::Leave { agent, path, op } => self.leave_ended(agent, &path, op, outcome, now),
             Purpose::Ask { agent, key, op } => self.ask_ended(agent, key, op, outcome, now),
+            Purpose::HandOn { op, write, expires } => {
+                self.hand_on_ended(op, write, expires, outcome);
+            }
             Purpose::Call { op } => self.call_ended(op, outcome),
             Purpose::Insight { question, op, begun } => {
                 self.insight_ended(question, op, begun, &outcome, now);

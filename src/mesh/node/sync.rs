@@ -111,9 +111,12 @@ impl Node {
         let Some(room) = self.replica.room(path).cloned() else { return };
         let members = room.members.clone();
         let public = room.kind == RoomType::Public;
+        // Whom the user trusts, and whom no advert tells.
+        let trusted = if public { self.channels_through_hub() } else { BTreeSet::new() };
         let message = MeshMessage::StateUpdate(Box::new(Patch::RoomUpsert { room }));
         self.broadcast_to(speaker, &message, now, |session, remote| {
-            members.contains(remote) || (public && session.is_machine_local())
+            members.contains(remote)
+                || (public && (session.is_machine_local() || trusted.contains(&session.id)))
         });
     }
 

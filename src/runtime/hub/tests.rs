@@ -38,7 +38,7 @@ impl End {
 
     fn with(seed: u8, limits: TransportLimits) -> Self {
         let (key, certificate) = device(seed);
-        let (hub, inputs) = Hub::new(HubOptions { daemon: key.id(), port: 0, limits });
+        let (hub, inputs) = Hub::new(HubOptions { daemon: key.id(), port: 0, relay: None, limits });
         let port = hub.add_device(&key, &certificate).unwrap();
         Self { hub, inputs, id: key.id(), port }
     }

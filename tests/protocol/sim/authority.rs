@@ -57,7 +57,7 @@ fn a_stranger_at_the_port_is_not_heard_before_it_introduces_itself() {
     world.run(100);
     let raw = world.raw(same_user());
     let port = DialTarget::Loopback(PORT);
-    let session = world.raw_dial(raw, port);
+    let session = world.raw_dial(raw, port.clone());
     // Asked too early: a bare ok for room verbs, an answer for version.get, silence for a claim.
     let node = || Scope { kind: "node".into(), path: None };
     let verb = |verb: &str| Value::map([("verb", Value::from(verb))]);
@@ -94,7 +94,7 @@ fn a_stranger_at_the_port_is_not_heard_before_it_introduces_itself() {
     assert_eq!(answers(&mut world, raw)[&id], "not_approved");
     assert_eq!(world.raw_mut(raw).ended.last(), Some(&(session, "not_approved")));
     // One that says nothing is not kept.
-    let silent = world.raw_dial(raw, port);
+    let silent = world.raw_dial(raw, port.clone());
     world.run(31_000);
     assert_eq!(world.raw_mut(raw).ended.last(), Some(&(silent, "quarantine_timeout")));
     // Introduced, it is a peer.
@@ -135,6 +135,7 @@ fn nobody_speaks_for_another() {
         status: None,
         visibility: None,
         tags: None,
+        consent: None,
     };
     world.ask(a, update).unwrap();
     world.run(50);
@@ -470,12 +471,12 @@ fn another_machine_that_is_refused_is_left_alone() {
     world.start(near);
     let raw = world.raw(HostSpec { machine: 1, ..HostSpec::default() });
     let door = world.network_door(near);
-    let session = world.raw_dial(raw, door);
+    let session = world.raw_dial(raw, door.clone());
     // Introducing itself is for the machine's own.
     let id = say(&mut world, raw, session, &introduce());
     world.run(50);
     assert_eq!(answers(&mut world, raw)[&id], "not_approved");
-    let session = world.raw_dial(raw, door);
+    let session = world.raw_dial(raw, door.clone());
     let knock = MeshMessage::ConnectRequest {
         data_port: 9,
         name: "n".repeat(500),
