@@ -375,7 +375,14 @@ impl World {
     }
 
     fn poll(&mut self, who: usize) {
-        if let Some(out) = self.with(who, |log, cx| log.map(|log| log.poll(cx).unwrap())) {
+        // As a caller does: when it is time, and not again before the next.
+        let polled = self.with(who, |log, cx| {
+            let log = log.filter(|log| log.next_poll().is_some_and(|due| due <= cx.now))?;
+            let out = log.poll(cx).unwrap();
+            assert!(log.next_poll().is_none_or(|due| due > cx.now), "polled for ever");
+            Some(out)
+        });
+        if let Some(out) = polled {
             self.emit(who, out);
             self.check();
         }
