@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::code::{Code, Error, Result};
 use super::log::{Kept, View};
 use super::objects::{
-    Check, Deliverable, ExecutionAttestation, Isolation, RegisteredCheck, TaskManifest, Usage,
-    UsageReceipt, VerificationMethod, VerificationReport,
+    Check, Deliverable, ExecutionAttestation, Isolation, Network, RegisteredCheck, SandboxPolicy,
+    TaskManifest, Usage, UsageReceipt, VerificationMethod, VerificationReport,
 };
 use super::schema::UserSchema;
 use super::sign::{Role, Signature, Signed as _};
@@ -93,6 +93,65 @@ pub fn check_input(manifest: &TaskManifest, input: &Value) -> Result<()> {
     UserSchema::compile(&manifest.input_schema.0)?
         .check(input)
         .map_err(|error| Error::new(Code::InputInvalid, error.message()))
+}
+
+/// Whether `child` hands on work of `parent` within its bounds: nothing that the parent's requester
+/// laid down is loosened (design 6.1).
+///
+/// # Errors
+/// `ATTENUATION_VIOLATION` naming the member; `DIGEST_MISMATCH` for another parent.
+pub fn check_redelegated(parent: &TaskManifest, child: &TaskManifest) -> Result<()> {
+    let parent_digest = Digest::of(parent)?;
+    if child.parent_task_id.as_ref() != Some(&parent.task_id)
+        || child.parent_manifest_digest != Some(parent_digest)
+    {
+        return Err(Error::new(Code::DigestMismatch, "handed on from another manifest"));
+    }
+    let (outer, inner) = (&parent.sandbox_policy, &child.sandbox_policy);
+    let depth = parent.redelegation.max_depth.get();
+    let budgets = [
+        (parent.budget.max_input_tokens, child.budget.max_input_tokens),
+        (parent.budget.max_output_tokens, child.budget.max_output_tokens),
+        (parent.budget.max_total_tokens, child.budget.max_total_tokens),
+        (parent.budget.max_tool_calls, child.budget.max_tool_calls),
+        (parent.budget.max_wall_time_ms, child.budget.max_wall_time_ms),
+        (parent.budget.max_output_bytes, child.budget.max_output_bytes),
+    ];
+    let within = |(outer, inner): &(Option<Count>, Option<Count>)| match (outer, inner) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(outer), Some(inner)) => inner <= outer,
+    };
+    let open = |policy: &SandboxPolicy| policy.network == Network::Allowlist;
+    let hosts = inner.allow_hosts.iter().all(|host| outer.allow_hosts.contains(host));
+    let rules = [
+        ("redelegation", parent.redelegation.allowed),
+        ("redelegation/maxDepth", depth > child.redelegation.max_depth.get()),
+        ("deadlineAt", child.deadline_at <= parent.deadline_at),
+        ("budget", budgets.iter().all(within)),
+        (
+            "requireExecutionAttestation",
+            child.require_execution_attestation || !parent.require_execution_attestation,
+        ),
+        ("sandboxPolicy/isolation", inner.isolation.is_at_least(outer.isolation)),
+        (
+            "sandboxPolicy/allowSubprocessFallback",
+            outer.allow_subprocess_fallback || !inner.allow_subprocess_fallback,
+        ),
+        ("sandboxPolicy/network", !open(inner) || (open(outer) && hosts)),
+        ("sandboxPolicy/memoryMaxBytes", inner.memory_max_bytes <= outer.memory_max_bytes),
+        ("sandboxPolicy/pidsMax", inner.pids_max <= outer.pids_max),
+        ("sandboxPolicy/cpuTimeMaxMs", inner.cpu_time_max_ms <= outer.cpu_time_max_ms),
+        ("sandboxPolicy/diskMaxBytes", inner.disk_max_bytes <= outer.disk_max_bytes),
+    ];
+    match rules.iter().find(|(_, kept)| !kept) {
+        None => Ok(()),
+        Some((member, _)) => Err(Error::new(
+            Code::AttenuationViolation,
+            "looser than the manifest that it is handed on from",
+        )
+        .inside(member)),
+    }
 }
 
 /// A built-in check with its parameters read.

@@ -14,31 +14,35 @@ use commsd::identity::entropy::SeededEntropy;
 use serde_json::{Value, json};
 
 use crate::support::person;
-use crate::walk::manifest;
+use crate::walk::manifest_with;
 
 const START: u64 = 1_796_083_200_000;
 
-struct Pair {
-    gateways: [Gateway; 2],
-    entropy: SeededEntropy,
-    now: u64,
-    task: Digest,
+pub struct Pair {
+    pub gateways: [Gateway; 2],
+    pub entropy: SeededEntropy,
+    pub now: u64,
+    pub task: Digest,
     /// All that was stored and sent, by side.
     records: [Vec<TaskRecord>; 2],
     secrets: [Vec<StoreSecret>; 2],
     sent: Vec<(usize, Envelope)>,
-    effects: Vec<Effect>,
+    pub effects: Vec<Effect>,
 }
 
 impl Pair {
     fn new(admission: Admission) -> Self {
+        Self::with(admission, |_| {})
+    }
+
+    pub fn with(admission: Admission, change: impl FnOnce(&mut TaskManifest)) -> Self {
         let mut entropy = SeededEntropy::new(5);
         let [mut alice, mut bob] = [1, 2].map(|n| Gateway::new(person(n).secret(), None));
         bob.admission = admission;
         let key = person(1).secret();
         let mut cx = Cx { key: &key, now: UnixMillis(START), entropy: &mut entropy };
         let input = json!({ "q": 1 });
-        let manifest = manifest(&mut cx, &input, 0);
+        let manifest = manifest_with(&mut cx, &input, 0, change);
         let offer = Time::from(UnixMillis(START + 600_000));
         let contract = steps::contract(&mut cx, manifest, bob.did(), None, vec![], offer).unwrap();
         let out =
@@ -65,7 +69,7 @@ impl Pair {
     }
 
     /// Delivers everything until nothing is under way.
-    fn settle_down(&mut self) {
+    pub fn settle_down(&mut self) {
         while !self.sent.is_empty() {
             let (to, envelope) = self.sent.remove(0);
             self.now += 10;
@@ -81,11 +85,11 @@ impl Pair {
         }
     }
 
-    fn view(&self, who: usize) -> View {
+    pub fn view(&self, who: usize) -> View {
         self.gateways[who].task(&self.task).unwrap().view().clone()
     }
 
-    fn act(&mut self, who: usize, make: impl FnOnce(&mut Cx<'_>, &View) -> Wish) {
+    pub fn act(&mut self, who: usize, make: impl FnOnce(&mut Cx<'_>, &View) -> Wish) {
         let view = self.view(who);
         self.now += 1000;
         let key = person(who as u8 + 1).secret();
@@ -98,14 +102,14 @@ impl Pair {
     }
 }
 
-fn accept(cx: &mut Cx<'_>, view: &View) -> Wish {
+pub fn accept(cx: &mut Cx<'_>, view: &View) -> Wish {
     let target = steps::acceptance_target(view).unwrap();
     let receipt =
         steps::approval(cx, view.task_id(), &target, Decision::Approved, None, "").unwrap();
     steps::accept(cx, view, &receipt).unwrap()
 }
 
-fn used() -> Usage {
+pub fn used() -> Usage {
     Usage {
         input_tokens: None,
         output_tokens: None,

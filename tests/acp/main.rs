@@ -9,6 +9,8 @@
 
 mod chain;
 mod corpus;
+mod desk;
+mod fork;
 mod gateways;
 mod refute;
 mod support;

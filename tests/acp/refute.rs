@@ -194,7 +194,7 @@ fn action_and_arguments_count() {
         [(json!({ "q": "ab" }), true), (json!({ "q": "abc" }), false), (json!({}), false)]
     {
         let attempt = Try { arguments, ..Try::default() };
-        assert_eq!(attempt.run(&[root.clone()]).is_ok(), good);
+        assert_eq!(attempt.run(std::slice::from_ref(&root)).is_ok(), good);
     }
     // The child leaves a schema out.
     let child = token(2, 3, Some(&root), with(json!([narrow[0]])));

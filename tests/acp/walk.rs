@@ -45,8 +45,9 @@ struct Side {
     entropy: SeededEntropy,
     disk: Vec<Record>,
     log: Option<TaskLog>,
-    /// Every author signature and countersignature that left this side: place to digest.
-    authored: BTreeMap<u64, Digest>,
+    /// Every author signature and countersignature that left this side: place to digest. An ending on
+    /// top of an entry that was given up stood on other ground.
+    authored: BTreeMap<(u64, Digest), Digest>,
     countersigned: BTreeMap<u64, Digest>,
     /// The clock's error.
     skew: u64,
@@ -68,8 +69,17 @@ struct World {
 }
 
 pub fn manifest(cx: &mut Cx<'_>, input: &Value, max_revisions: u64) -> TaskManifest {
+    manifest_with(cx, input, max_revisions, |_| {})
+}
+
+pub fn manifest_with(
+    cx: &mut Cx<'_>,
+    input: &Value,
+    max_revisions: u64,
+    change: impl FnOnce(&mut TaskManifest),
+) -> TaskManifest {
     let at = Time::from(cx.now);
-    TaskManifest {
+    let mut manifest = TaskManifest {
         task_id: TaskId::draw(cx.entropy),
         title: Name::parse("walk").unwrap(),
         description: Prose::default(),
@@ -95,9 +105,9 @@ pub fn manifest(cx: &mut Cx<'_>, input: &Value, max_revisions: u64) -> TaskManif
         parent_manifest_digest: None,
         metadata: Labels::default(),
         signature: Signature::blank(Role::Requester, cx.key.did()),
-    }
-    .signed(cx.key, cx.now)
-    .unwrap()
+    };
+    change(&mut manifest);
+    manifest.signed(cx.key, cx.now).unwrap()
 }
 
 fn no_usage() -> Usage {
@@ -199,7 +209,7 @@ impl World {
         let from = &mut self.sides[1 - to];
         for entry in message.entries.iter() {
             let digest = entry.digest().unwrap();
-            let before = from.authored.insert(entry.seq.get(), digest);
+            let before = from.authored.insert((entry.seq.get(), entry.prev), digest);
             assert!(before.is_none_or(|before| before == digest), "two entries at one place");
         }
         for given in message.countersignatures.iter() {
@@ -365,7 +375,14 @@ impl World {
     }
 
     fn poll(&mut self, who: usize) {
-        if let Some(out) = self.with(who, |log, cx| log.map(|log| log.poll(cx).unwrap())) {
+        // As a caller does: when it is time, and not again before the next.
+        let polled = self.with(who, |log, cx| {
+            let log = log.filter(|log| log.next_poll().is_some_and(|due| due <= cx.now))?;
+            let out = log.poll(cx).unwrap();
+            assert!(log.next_poll().is_none_or(|due| due > cx.now), "polled for ever");
+            Some(out)
+        });
+        if let Some(out) = polled {
             self.emit(who, out);
             self.check();
         }
@@ -391,7 +408,8 @@ impl World {
         }
         // One chain, up to where both have committed with both signatures.
         for (one, two) in a.entries().iter().zip(b.entries()) {
-            let same = one.entry.digest().unwrap() == two.entry.digest().unwrap();
+            let body = |e: &AuditEntry| (e.prev, e.event, e.at, e.actor_role, e.payload_digest);
+            let same = body(&one.entry) == body(&two.entry);
             let alone = |c: &commsd::acp::log::Committed| c.entry.countersignature().is_none();
             assert!(
                 same || (alone(one) && alone(two)) || a.view().is_sealed() || b.view().is_sealed()

@@ -14,6 +14,7 @@ use super::rules;
 use super::view::{Fault, View};
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::{Did, Secret};
+use crate::acp::json::canonical;
 use crate::acp::objects::{
     AuditEntry, AuditGenesis, Cause, Countersignature, Event, EvidenceNotice, Head, Nack, Party,
     ProgressUpdate, SessionKey, SessionMessage, State, TaskContract, ToolCall, ToolResult,
@@ -28,6 +29,9 @@ pub const COUNTERSIGN_TIMEOUT_MS: u64 = 120_000;
 
 /// Sendings, the first included, before an ending stands alone: three resends (design 7.1).
 const SENDS_BEFORE_ALONE: u32 = 4;
+
+/// How long the last of these resends has for its answer, ms: after a restart all are made anew.
+const ANSWER_MS: u64 = 10_000;
 
 /// Resends wait half a second, doubling up to a minute (design 18).
 const RESEND_MS: u64 = 500;
@@ -46,6 +50,10 @@ const MAX_OBJECTS: usize = 64;
 
 /// Objects of one entry: a contract, an input and 32 tokens.
 const MAX_PAYLOAD: usize = 34;
+
+/// Bytes of one entry's objects: what fits into an envelope of 1 MiB as base64url, with room for the
+/// rest of the message.
+const MAX_PAYLOAD_BYTES: usize = 720 * 1024;
 
 /// Entries of the peer's that are kept as evidence beside the log.
 const MAX_EVIDENCE: usize = 16;
@@ -231,6 +239,8 @@ struct Pending {
     /// Not stored: counted anew after a restart, which only makes this side more patient.
     sends: u32,
     next_send: UnixMillis,
+    /// From when on the peer has had its time; known once all resends were made.
+    exhausted_at: Option<UnixMillis>,
 }
 
 /// One side's log of one task.
@@ -315,6 +325,7 @@ impl TaskLog {
                     first_sent: *at,
                     sends: 0,
                     next_send: *at,
+                    exhausted_at: None,
                 });
             }
             Record::Committed(committed) => self.apply_committed(committed)?,
@@ -533,6 +544,14 @@ impl TaskLog {
         if event == Event::Progress {
             number_progress(&mut wish.objects, view.next_progress(), time)?;
         }
+        let mut bytes = 0;
+        for object in &wish.objects {
+            bytes += canonical(object)?.len();
+        }
+        if bytes > MAX_PAYLOAD_BYTES {
+            let text = format!("{event} with {bytes} bytes, at most {MAX_PAYLOAD_BYTES} are sent");
+            return Err(Error::new(Code::TooLarge, text));
+        }
         let payload = wish.objects.iter().map(Digest::of).collect::<Result<Vec<_>>>()?;
         let mut entry = AuditEntry {
             task_id: view.task_id().clone(),
@@ -666,6 +685,11 @@ impl TaskLog {
             pending.sends = pending.sends.saturating_add(1);
             let wait = RESEND_MS << pending.sends.min(8).saturating_sub(1);
             pending.next_send = cx.now.plus(wait.min(RESEND_MAX_MS));
+            if pending.sends == SENDS_BEFORE_ALONE {
+                let answered = cx.now.plus(ANSWER_MS);
+                let timeout = pending.first_sent.plus(COUNTERSIGN_TIMEOUT_MS);
+                pending.exhausted_at = Some(timeout.max(answered));
+            }
         }
         Ok(())
     }
@@ -893,7 +917,11 @@ impl TaskLog {
             return Ok(());
         }
         if ours.actor_role != self.me {
-            // The peer signed both: proof against it.
+            if ours.prev != entry.prev {
+                // An ending on top of what the peer has given up itself (decision 36).
+                return Ok(());
+            }
+            // The peer signed both on the same ground: proof against it.
             self.keep_evidence(out, entry, Code::AuditFork)?;
             out.effects.push(Effect::Forked { seq });
             return Ok(());
@@ -1016,12 +1044,7 @@ impl TaskLog {
 
     /// What stands alone is sent now and then: the peer may come back.
     fn resend_sealed(&mut self, cx: &mut Cx<'_>, out: &mut Outputs) -> Result<()> {
-        let waits = self.view.is_sealed()
-            && !self.is_confirmed()
-            && self.evidence.is_empty()
-            && cx.now >= self.sealed_send
-            && cx.now < self.view.last_at().millis().plus(SEALED_RESEND_FOR_MS);
-        if waits {
+        if self.sealed_waits() && cx.now >= self.sealed_send {
             self.sealed_send = cx.now.plus(SEALED_RESEND_MS);
             let from = self.view.next_seq().saturating_sub(2).checked_sub(1);
             out.messages.extend(self.catch_up(cx, from)?);
@@ -1029,20 +1052,40 @@ impl TaskLog {
         Ok(())
     }
 
-    /// When [`Self::poll`] has something to do next.
+    /// When [`Self::poll`] has something to do next; right after a poll this is in the future.
     #[must_use]
     pub fn next_poll(&self) -> Option<UnixMillis> {
         if self.forked {
             return None;
         }
-        let resends = self.pending.iter().map(|pending| pending.next_send);
-        let alone = self.pending.iter().map(|p| p.first_sent.plus(COUNTERSIGN_TIMEOUT_MS));
-        let abandon = self.view.abandon_at().filter(|_| self.me == Party::Requester);
-        let ends = self.view.expires_at().map(|(limit, _)| limit);
-        let waits = self.view.is_sealed() && !self.is_confirmed();
-        let sealed = waits.then_some(self.sealed_send);
-        let progress = self.wishes.front().map(|_| self.view.progress_from());
-        resends.chain(alone).chain(abandon).chain(ends).chain(sealed).chain(progress).min()
+        let ends = |view: &View| {
+            let abandon = view.abandon_at().filter(|_| self.me == Party::Requester);
+            abandon.into_iter().chain(view.expires_at().map(|(limit, _)| limit)).min()
+        };
+        let own = match self.pending.as_slice() {
+            [] => {
+                let progress = self.wishes.front().map(|_| self.view.progress_from());
+                progress.into_iter().chain(ends(&self.view)).min()
+            }
+            [only] if rules::may_be_last_alone(only.entry.event) => only.exhausted_at,
+            // What is due is written on top of it, but not before the peer has had its time.
+            [only] => only.exhausted_at.and_then(|from| {
+                let ends = self.projected().ok().and_then(|view| ends(&view));
+                ends.map(|ends| ends.max(from))
+            }),
+            [.., last] => last.exhausted_at,
+        };
+        let resend = self.pending.iter().map(|pending| pending.next_send).min();
+        let sealed = self.sealed_waits().then_some(self.sealed_send);
+        [own, resend, sealed].into_iter().flatten().min()
+    }
+
+    /// Whether an ending that stands alone is still worth sending.
+    fn sealed_waits(&self) -> bool {
+        self.view.is_sealed()
+            && !self.is_confirmed()
+            && self.evidence.is_empty()
+            && self.sealed_send < self.view.last_at().millis().plus(SEALED_RESEND_FOR_MS)
     }
 
     /// After a start: sends again what waits, and asks the peer where it is.
@@ -1108,7 +1151,7 @@ fn gives_way(ours: &AuditEntry, theirs: &AuditEntry) -> bool {
 
 /// Whether the peer has had its time and its resends.
 fn is_exhausted(pending: &Pending, now: UnixMillis) -> bool {
-    pending.sends >= SENDS_BEFORE_ALONE && now >= pending.first_sent.plus(COUNTERSIGN_TIMEOUT_MS)
+    pending.exhausted_at.is_some_and(|at| now >= at)
 }
 
 /// An entry of a message with the objects that it names.
