@@ -36,7 +36,7 @@ use support::floor::{self, Spread};
 use support::shim::Shim;
 use support::stats::{self, Samples, figures, heading, latency, micros, rate};
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "request",
     "dm",
     "dm-remote",
