@@ -11,6 +11,7 @@ mod durable;
 mod events;
 mod hub;
 mod limits;
+mod listeners;
 mod local_socket;
 mod mcp;
 mod mesh;
