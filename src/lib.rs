@@ -7,7 +7,7 @@
 //! | floor | rooms |
 //! | --- | --- |
 //! | 1 | [`codec`] bytes to values, [`identity`] keys and their files, [`api::types`] the local API's values |
-//! | 2 | [`mesh`] the agent-comms peer, sans-I/O; [`vault`] EchoesVault: a planner without I/O, and its executor |
+//! | 2 | [`mesh`] the agent-comms peer, sans-I/O; [`acp`] the Agent Collaboration Protocol, sans-I/O; [`vault`] EchoesVault: a planner without I/O, and its executor |
 //! | 3 | [`store`] durable state, [`runtime`] tokio: sockets, timers, processes |
 //! | 4 | [`daemon`] composition |
 //! | 5 | [`api::client`], [`cli`], [`mcp`]: surfaces that only talk to the local API |
@@ -17,6 +17,7 @@
 //! `store`, events for agents, timers) -> `runtime` carries them out -> the other side's session ->
 //! its node -> event -> its agent's socket -> acknowledgement the same way back.
 
+pub mod acp;
 pub mod api;
 pub mod cli;
 pub mod codec;

@@ -33,7 +33,11 @@ fn main() -> ExitCode {
         }
         Command::Setup(args) => return cli::set_up(args, &global_flags(&invocation), json),
         Command::Hub(args) => return hub(args, json),
-        Command::Run(_) | Command::Mcp { .. } | Command::Service(_) | Command::Client(_) => {}
+        Command::Run(_)
+        | Command::Mcp { .. }
+        | Command::Hook { .. }
+        | Command::Service(_)
+        | Command::Client(_) => {}
     }
     let config = match resolve(&invocation) {
         Ok(config) => config,
@@ -79,6 +83,10 @@ fn main() -> ExitCode {
                 Ok(code) => code,
                 Err(error) => cli::report(&error, json, exit::FAILED),
             }
+        }
+        Command::Hook { harness, wait } => {
+            let Config { socket, other_socket, agent_comms_dir, .. } = config;
+            cli::hook(harness, wait, &Endpoint::find(socket, other_socket, agent_comms_dir))
         }
         Command::Service(command) => {
             let Config { socket, other_socket, agent_comms_dir, .. } = config;

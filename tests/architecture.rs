@@ -151,3 +151,33 @@ fn one_generation_of_cryptography_and_one_provider() {
         assert_eq!(versions(name), 0, "{name} must not be in the build");
     }
 }
+
+/// `docs/findings.md`: what was found in the reference, row by row, and the test that shows it is not so
+/// here.
+#[test]
+fn every_finding_has_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    sources(&root.join("src"), &mut files);
+    sources(&root.join("tests"), &mut files);
+    let all: Vec<String> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+    let document = fs::read_to_string(root.join("docs/findings.md")).unwrap();
+    let rows: Vec<Vec<&str>> = document
+        .lines()
+        .filter(|line| line.starts_with("| D"))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    let ids: Vec<String> = rows.iter().map(|row| row[0].to_owned()).collect();
+    let wanted: Vec<String> = (1..=32).map(|n| format!("D{n}")).collect();
+    assert_eq!(ids, wanted);
+    for row in rows {
+        let test = row.last().unwrap().trim_matches('`');
+        let is_test = |text: &String| {
+            text.split(&format!("fn {test}()")).next().is_some_and(|before| {
+                before.len() < text.len()
+                    && before.rsplit("\n\n").next().is_some_and(|head| head.contains("test"))
+            })
+        };
+        assert!(all.iter().any(is_test), "{}: no test {test}", row[0]);
+    }
+}

@@ -21,6 +21,7 @@ fn attach(name: &str) -> AttachParams {
         name: Some(name.into()),
         ephemeral: Some(true),
         project_room: None,
+        harness_pid: None,
     }
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::types::{
-    AcceptParams, AgentsParams, ApiError, DmAdmitParams, DmParams, DmRevokeParams,
+    AcceptParams, AgentsParams, ApiError, Consent, DmAdmitParams, DmParams, DmRevokeParams,
     DmUseGrantParams, GrantTerms, ListenPolicy, MachineNameParams, MeshConnectParams,
     MeshGraphParams, MeshInterfacesParams, MeshListenParams, MeshListenersParams, MeshTraceParams,
     MeshUnlistenParams, MeshVersionParams, OwnStatus, PageSize, PendingParams, PetnameClearParams,
@@ -97,6 +97,7 @@ macro_rules! word_fields {
 word_fields! {
     Visibility: "visible" "hidden" "ghost";
     OwnStatus: "active" "idle" "busy";
+    Consent: "ask" "same-principal" "open" "closed";
     RoomType: "public" "private" "secret";
     Timing: "steer" "followUp" "info";
     ListenPolicy: "full" "observe" "rooms-only" "gateway";
@@ -248,6 +249,8 @@ actions! {
         name: String,
         /// your new tags, all of them
         tags: Vec<String>,
+        /// who may begin a conversation with you: ask, same-principal (your user's agents), open, closed
+        consent: Consent,
     }
     /// Show your id, name, rooms and versions.
     Whoami = "whoami" { ; }
@@ -602,6 +605,7 @@ impl Action {
                 visibility: Some(a.visibility.unwrap_or(Visibility::Visible)),
                 tags: Some(a.tags.clone().unwrap_or_default()),
                 status: None,
+                consent: None,
             }
             .into(),
             Self::Update(a) => UpdateParams {
@@ -609,6 +613,7 @@ impl Action {
                 visibility: a.visibility,
                 tags: a.tags.clone(),
                 status: a.status,
+                consent: a.consent,
             }
             .into(),
             Self::Whoami(_) => WhoamiParams {}.into(),
@@ -923,6 +928,15 @@ mod tests {
             assert!(actions.contains(&format!("\n{name}: ")), "{name}");
         }
         assert!(actions.contains("\nsend: content, [target], [room], [replyTo]"), "{actions}");
+    }
+
+    /// D26: what a model says ends in transcripts.
+    #[test]
+    fn no_action_takes_a_secret() {
+        let schema = branch_schemas().to_string().to_lowercase();
+        for word in ["privatekey", "passphrase", "password", "secret\":", "pem"] {
+            assert!(!schema.contains(&format!("\"{word}")), "{word}");
+        }
     }
 
     #[test]

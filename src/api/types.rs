@@ -484,6 +484,12 @@ methods! {
     EventsSubscribe(EventsSubscribeParams) = "events.subscribe" => Subscribed;
     /// Acknowledges events up to a number.
     EventsAck(EventsAckParams) = "events.ack" => Acked;
+    /// What was put into an answer that the model will see; hooks do not bring it again.
+    EventsGiven(EventsGivenParams) = "events.given" => Given;
+    /// What waits for the agent of the harness session that a hook runs in.
+    HookTake(HookTakeParams) = "hook.take" => HookTaken;
+    /// The hook has printed it.
+    HookShown(HookShownParams) = "hook.shown" => Done;
     /// Changes the attached agent's own record.
     Update(UpdateParams) = "update" => Whoami;
     /// The daemon's newest log events.
@@ -508,6 +514,8 @@ methods! {
     VaultRevoke(VaultRevokeParams) = "vault.revoke" => VaultShare;
     /// Asks for a permission.
     VaultRequest(VaultRequestParams) = "vault.request" => VaultPermission;
+    /// Hands a permission on.
+    VaultDelegate(VaultDelegateParams) = "vault.delegate" => VaultPermission;
     /// Carries out a command on a share.
     VaultCall(VaultCallParams) = "vault.call" => VaultAnswer;
     /// The name that this machine gives itself.
@@ -591,6 +599,8 @@ params! {
         ephemeral: bool,
         /// Put the agent into the room of its directory, which agents of one directory share.
         project_room: bool,
+        /// The process of the harness session, by which its hooks are known.
+        harness_pid: u32,
     }
 
     /// `petnames.list`.
@@ -893,6 +903,32 @@ params! {
         ;
     }
 
+    /// `events.given`.
+    EventsGivenParams {
+        /// Everything up to and including this number has been given.
+        seq: u64,
+        ;
+    }
+
+    /// `hook.take`. What it takes is acknowledged by the next hook of the session, if
+    /// `hook.shown` followed on the same connection; else it comes again.
+    HookTakeParams {
+        /// The harness.
+        harness: Label,
+        /// What the harness is doing.
+        moment: HookMoment,
+        /// The hook's ancestors, the nearest first.
+        processes: Vec<u32>,
+        ;
+        /// What the harness calls its session: stands in where no process tells.
+        session: Label,
+        /// Answer when something has come that the moment is for, or after so many seconds.
+        wait: WaitSecs,
+    }
+
+    /// `hook.shown`.
+    HookShownParams { ; }
+
     /// `update`: what is given changes, the rest stays.
     UpdateParams {
         ;
@@ -904,6 +940,8 @@ params! {
         name: String,
         /// The agent's new tags, all of them.
         tags: Vec<String>,
+        /// Who may begin a conversation with the agent from now on.
+        consent: Consent,
     }
 
     /// `logs.get`.
@@ -1067,6 +1105,16 @@ words! {
         Offline = "offline",
     }
 
+    /// When a harness runs a hook.
+    HookMoment {
+        /// Between two steps of the model: brings what is urgent, and all else with it.
+        Step = "step",
+        /// The model is about to end its turn, or has ended it: brings what asks for something.
+        End = "end",
+        /// A person has written, or a session begins: brings whatever waits.
+        Start = "start",
+    }
+
     /// What an agent may say of itself.
     OwnStatus {
         /// At work.
@@ -1085,6 +1133,18 @@ words! {
         Hidden = "hidden",
         /// Nobody.
         Ghost = "ghost",
+    }
+
+    /// Who may begin a conversation with an agent.
+    Consent {
+        /// Whoever the agent, or its user, says yes to.
+        Ask = "ask",
+        /// Agents of the same user without a question; others ask.
+        SamePrincipal = "same-principal",
+        /// Everybody.
+        Open = "open",
+        /// Nobody.
+        Closed = "closed",
     }
 
     /// What became of a message for one recipient.
@@ -1310,6 +1370,8 @@ results! {
         machine_local: bool,
         /// Since when the oldest session has been up.
         since: Time,
+        /// The agent-comms version that it tells.
+        version: Option<String>,
     }
 
     /// The relay hub.
@@ -1376,6 +1438,8 @@ results! {
         visibility: Visibility,
         /// Its tags.
         tags: Vec<String>,
+        /// Who may begin a conversation with it.
+        consent: Consent,
         /// Paths of its rooms.
         rooms: Vec<String>,
         /// Id of the user.
@@ -1569,6 +1633,22 @@ results! {
         /// Oldest first.
         events: Vec<Event>,
         /// Whether more wait.
+        more: bool,
+    }
+
+    /// `events.given`.
+    Given {
+        /// Everything up to this number has been given, by hooks too.
+        through: u64,
+    }
+
+    /// `hook.take`.
+    HookTaken {
+        /// The agent; none when no session is found, or more than one.
+        agent: Option<String>,
+        /// Oldest first; whole events, as many as a hook may bring.
+        events: Vec<Event>,
+        /// Whether more wait; without events, one that is too large for a hook.
         more: bool,
     }
 

@@ -11,7 +11,7 @@ use super::run::RunOptions;
 use super::service::ServiceCommand;
 use super::setup::SetupArgs;
 use crate::api::types::{
-    GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
+    Consent, GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
     Visibility, WaitSecs,
 };
 use crate::codec::time::UnixMillis;
@@ -66,6 +66,20 @@ pub enum Command {
         /// Do not start a daemon; wait for one that something else starts
         #[arg(long)]
         no_start: bool,
+    },
+
+    /// Bring a harness session what has come for its agent; for the harness's hooks
+    ///
+    /// Reads what the harness says of its hook on stdin. Ends at once and without a word when no
+    /// daemon answers.
+    Hook {
+        /// The harness, as `commsd mcp` was told
+        #[arg(long, value_name = "H", default_value = "claude-code")]
+        harness: Label,
+        /// Wait so long for something that asks for the model, then end with exit code 2 and the
+        /// text on stderr, which wakes a session from a hook in the background
+        #[arg(long, value_name = "SECS")]
+        wait: Option<WaitSecs>,
     },
 
     /// Register `commsd mcp` with the harnesses of this user
@@ -412,4 +426,8 @@ pub struct ChangeArgs {
     /// Who may see the agent: visible (everybody), hidden (its rooms) or ghost (nobody)
     #[arg(long)]
     pub visibility: Option<Visibility>,
+    /// Who may begin a conversation with it: ask (whom it says yes to), same-principal (agents of the
+    /// same user without a question), open (everybody) or closed (nobody)
+    #[arg(long)]
+    pub consent: Option<Consent>,
 }

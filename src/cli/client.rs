@@ -185,8 +185,8 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
             session.client.call(EventsSubscribeParams { after: None }).await?;
             listen(&session.client, notifications).await
         }
-        ClientCommand::Update { agent, change: ChangeArgs { status, visibility } } => {
-            let params = UpdateParams { status, visibility, name: None, tags: None };
+        ClientCommand::Update { agent, change: ChangeArgs { status, visibility, consent } } => {
+            let params = UpdateParams { status, visibility, name: None, tags: None, consent };
             session.show_as(&agent, params, show_whoami).await
         }
         ClientCommand::Action { agent, call } => session.action(&agent, &call).await,
@@ -250,6 +250,7 @@ impl Session {
             name: Some(agent.name.to_string()),
             ephemeral: None,
             project_room: None,
+            harness_pid: None,
         };
         let attached = self.client.call(params).await?;
         match attached.reason {
@@ -554,6 +555,7 @@ fn show_whoami(whoami: &Whoami) -> String {
         ("status", whoami.status.to_string()),
         ("visibility", whoami.visibility.to_string()),
         ("tags", list(&whoami.tags)),
+        ("consent", whoami.consent.to_string()),
         ("rooms", list(&whoami.rooms.iter().map(|path| room_label(path)).collect::<Vec<_>>())),
         ("principal", optional(&whoami.principal)),
         ("machine", optional(&whoami.machine)),

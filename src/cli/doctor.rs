@@ -1,6 +1,7 @@
 //! `commsd doctor`: looks at what can be seen from outside, asks the daemon for the rest, and says
 //! for each finding what to do. Changes nothing.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -8,17 +9,22 @@ use std::path::Path;
 use serde::{Serialize, Serializer};
 
 use super::client::{Failure, PROGRAM};
-use super::output::{json_line, table, write_out};
-use super::{Endpoint, exit};
+use super::output::{duration, json_line, table, write_out};
+use super::{Endpoint, exit, setup};
 use crate::api::client::Client;
 use crate::api::endpoint::directory_fault;
-use crate::api::types::{ApiError, PROGRAM_VERSION, Severity, Status, StatusParams};
+use crate::api::types::{
+    ApiError, PROGRAM_VERSION, PeerStatus, QueueStatus, Severity, Status, StatusParams,
+};
+use crate::codec::text::escape_untrusted;
 
 /// Descriptors that a daemon with many agents needs; each agent is a device with sessions of its own.
 const WANTED_DESCRIPTORS: u64 = 1024;
 
 /// Files in the identity directory that are looked at; a user has a few for each agent.
 const MAX_FILES: usize = 10_000;
+/// A message that waits for so long waits for somebody who may not come.
+const OLD_MESSAGE_MS: u64 = 3_600_000;
 
 /// One thing looked at.
 #[derive(Debug, Serialize)]
@@ -69,6 +75,7 @@ pub(super) async fn run(endpoint: &Endpoint, json: bool) -> Result<u8, Failure> 
         descriptors(rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum),
     ];
     findings.extend(endpoint.instead_of.as_deref().map(|default| elsewhere(endpoint, default)));
+    findings.extend(setup::standing().into_iter().map(harness));
     match ask(&endpoint.socket).await {
         Err(error) => findings.push(unreachable(error)),
         Ok((version, status)) => findings.extend(daemon(&version, &status)),
@@ -84,6 +91,43 @@ async fn ask(socket: &Path) -> Result<(String, Status), ApiError> {
     let (client, _) = Client::connect(socket, PROGRAM).await?;
     let status = client.call(StatusParams { limits: None, settings: None }).await?;
     Ok((client.hello().version.clone(), status))
+}
+
+/// A harness's configuration. A harness without commsd is as well as one with it.
+fn harness((_, text, error): (&str, String, Option<ApiError>)) -> Finding {
+    const CODE: &str = "harness";
+    match error {
+        None => good(CODE, text),
+        Some(error) => bad(CODE, Severity::Warning, error.message, error.todo.unwrap_or_default()),
+    }
+}
+
+/// What waits for recipients for long.
+fn backlog(queues: &QueueStatus) -> Finding {
+    const CODE: &str = "backlog";
+    let waiting = queues.outgoing + queues.inbound;
+    let oldest = queues.oldest_ms.unwrap_or(0);
+    if waiting == 0 {
+        return good(CODE, "no message waits");
+    }
+    let text = format!("{waiting} messages wait, the oldest for {}", duration(oldest));
+    if oldest < OLD_MESSAGE_MS {
+        return good(CODE, text);
+    }
+    let todo = "`commsd agents` shows who is there; messages are given up after a day";
+    bad(CODE, Severity::Warning, text, todo)
+}
+
+/// Which versions the peers speak.
+fn versions(peers: &[PeerStatus]) -> Finding {
+    let mut versions: BTreeMap<&str, usize> = BTreeMap::new();
+    for peer in peers {
+        *versions.entry(peer.version.as_deref().unwrap_or("unknown")).or_default() += 1;
+    }
+    let list: Vec<String> =
+        versions.iter().map(|(version, count)| format!("{count} of {version}")).collect();
+    let list = if list.is_empty() { "none".to_owned() } else { list.join(", ") };
+    good("peers", format!("peers by version: {}", escape_untrusted(&list)))
 }
 
 fn unreachable(error: ApiError) -> Finding {
@@ -129,6 +173,8 @@ fn daemon(version: &str, status: &Status) -> Vec<Finding> {
         // Another agent's bridge may hold it just as well; a foreign program is a health condition.
         good("port", format!("port {number} is not held by this daemon"))
     });
+    findings.push(versions(&status.peers));
+    findings.push(backlog(&status.queues));
     findings.extend(status.health.iter().map(|health| Finding {
         code: health.code.clone(),
         severity: Some(health.severity),
@@ -212,6 +258,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::api::types::Time;
+    use crate::codec::time::UnixMillis;
 
     #[test]
     fn directories_and_keys_open_to_others_are_errors() {
@@ -237,6 +285,28 @@ mod tests {
         let finding = directory("d", dir.path(), uid);
         assert_eq!(finding.severity, Some(Severity::Error));
         assert!(finding.todo.unwrap().contains("chmod 700"));
+    }
+
+    #[test]
+    fn what_waits_for_long_is_a_warning_and_versions_are_counted() {
+        let queues = |outgoing, oldest_ms| QueueStatus { outgoing, inbound: 0, oldest_ms };
+        assert_eq!(backlog(&queues(0, None)).severity, None);
+        assert_eq!(backlog(&queues(3, Some(60_000))).severity, None);
+        let old = backlog(&queues(3, Some(7_200_000)));
+        assert_eq!(old.severity, Some(Severity::Warning));
+        assert!(old.text.contains("3 messages") && old.text.contains("2 h"), "{}", old.text);
+        let peer = |version: Option<&str>| PeerStatus {
+            device: String::new(),
+            address: String::new(),
+            sessions: 1,
+            machine_local: true,
+            since: Time(UnixMillis(0)),
+            version: version.map(str::to_owned),
+        };
+        let peers = [peer(Some("8.6.0")), peer(None), peer(Some("8.6.0")), peer(Some("\u{1b}x"))];
+        let text = versions(&peers).text;
+        assert!(text.contains("2 of 8.6.0") && text.contains("1 of unknown"), "{text}");
+        assert!(!text.contains('\u{1b}'));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod args;
 mod client;
 mod doctor;
+mod hook;
 pub mod hub;
 mod output;
 pub mod run;
@@ -28,7 +29,7 @@ pub use service::ServiceCommand;
 pub use setup::SetupArgs;
 
 use crate::api::endpoint::directory_fault;
-use crate::api::types::ApiError;
+use crate::api::types::{ApiError, Label, WaitSecs};
 
 /// Exit codes (`docs/interface.md`).
 pub mod exit {
@@ -144,6 +145,12 @@ pub fn completions(shell: clap_complete::Shell) -> String {
 #[must_use]
 pub fn set_up(args: &SetupArgs, flags: &[OsString], json: bool) -> ExitCode {
     setup::run(args, flags, json)
+}
+
+/// Brings a harness session what has come for its agent.
+#[must_use]
+pub fn hook(harness: Label, wait: Option<WaitSecs>, endpoint: &Endpoint) -> ExitCode {
+    hook::run(harness, wait, endpoint)
 }
 
 /// Installs the daemon as a service, or takes that back. It is started with `flags` too.

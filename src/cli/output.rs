@@ -214,6 +214,10 @@ pub(super) fn event_text(event: &Event) -> String {
                 detail.join(" ")
             )
         }
+        "messages_read" => {
+            let ids = event.body.get("messageIds").and_then(Value::as_array);
+            format!("{} messages read by {}", ids.map_or(0, Vec::len), who("agent", "agentName"))
+        }
         "invite_declined" => format!(
             "{} declined the invite to {}: \"{}\"",
             who("agent", "agentName"),
@@ -327,6 +331,9 @@ mod tests {
         let status = event(json!({"seq": 5, "type": "delivery_status", "messageId": "m",
             "agent": id, "agentName": "ann", "delivery": {"status": "queued", "reason": "timeout"}}));
         assert_eq!(event_text(&status), "5  message m to \"ann\" abababababab: queued timeout\n");
+        let read = event(json!({"seq": 7, "type": "messages_read", "messageIds": ["m", "n"],
+            "agent": id, "agentName": "ann"}));
+        assert_eq!(event_text(&read), "7  2 messages read by \"ann\" abababababab\n");
         let unknown = event(json!({"seq": 6, "type": "new_thing", "a": "x\ny", "b": 2}));
         assert_eq!(event_text(&unknown), "6  new_thing a=x\\u{a}y b=2\n");
         // Whoever an event is about is named.

@@ -4,6 +4,7 @@
 mod edit;
 pub(super) mod file;
 mod jsonc;
+mod plugin;
 #[cfg(test)]
 mod tests;
 mod toml;
@@ -25,6 +26,8 @@ use crate::api::types::{ApiError, Label};
 
 /// Times that a file is looked at anew when its harness has written it meanwhile.
 const TRIES: u32 = 3;
+/// The harness that takes plugins.
+const CLAUDE_CODE: &str = "claude-code";
 
 /// Register `commsd mcp` with the harnesses of this user
 ///
@@ -41,8 +44,12 @@ pub struct SetupArgs {
     #[arg(long, group = "what")]
     status: bool,
     /// Show what would be done, and change nothing
-    #[arg(long, conflicts_with = "status")]
+    #[arg(long, visible_alias = "dry-run", conflicts_with = "status")]
     print: bool,
+    /// Write a plugin for Claude Code into DIR instead: the server, hooks that bring messages and wake
+    /// an idle session, and slash commands
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["status", "replace", "harness"])]
+    plugin: Option<PathBuf>,
     /// Put it in the place of another server of the name (`--remove` puts that back)
     #[arg(long, conflicts_with = "what")]
     replace: bool,
@@ -75,7 +82,7 @@ fn harnesses(home: &Path, env: impl Fn(&str) -> Option<OsString>) -> Vec<Harness
     let opencode_file = if has(&json) || !jsonc.exists() { json } else { jsonc };
     vec![
         Harness {
-            name: "claude-code",
+            name: CLAUDE_CODE,
             traces: vec![claude.unwrap_or_else(|| home.join(".claude")), claude_file.clone()],
             file: claude_file,
             format: Format::McpServers,
@@ -219,6 +226,12 @@ enum What {
 
 /// Carries it out. `flags` are global ones that the server is to be started with too.
 pub(super) fn run(args: &SetupArgs, flags: &[OsString], json: bool) -> ExitCode {
+    if let Some(folder) = &args.plugin {
+        return match plug_in(folder, args, flags) {
+            Ok(report) => print(&if json { json_line(&report) } else { report.human() }),
+            Err(error) => report(&error, json, exit::FAILED),
+        };
+    }
     match carry_out(args, flags) {
         Ok(report) => {
             let failed = report.harnesses.iter().any(|line| line.error.is_some());
@@ -228,6 +241,39 @@ pub(super) fn run(args: &SetupArgs, flags: &[OsString], json: bool) -> ExitCode 
         }
         Err(error) => report(&error, json, exit::FAILED),
     }
+}
+
+/// Writes the plugin, or takes it back.
+fn plug_in(
+    folder: &Path,
+    args: &SetupArgs,
+    flags: &[OsString],
+) -> Result<plugin::Report, ApiError> {
+    let program = own_program()?;
+    let server = entry(&program, CLAUDE_CODE, flags)?;
+    let hook = Entry { args: hook_args(&server.args), ..server.clone() };
+    if args.remove {
+        return plugin::remove(folder, &server, &hook, args.print);
+    }
+    // Two servers in one session are two agents, and its hooks are neither's.
+    let known = harnesses(&home()?, |name| env::var_os(name));
+    let entered = known.iter().find(|harness| harness.name == CLAUDE_CODE).map(|harness| {
+        let text = Kept::open(&harness.file)?.text.unwrap_or_default();
+        of(harness, harness.format.find(&text))
+    });
+    if let Some(Some(_)) = entered.transpose()? {
+        return Err(ApiError::new(
+            "config_both",
+            format!("Claude Code has a server \"{NAME}\" in its own file already"),
+            format!("take that back first: commsd setup {CLAUDE_CODE} --remove"),
+        ));
+    }
+    plugin::write(folder, &server, &hook, args.print)
+}
+
+/// The hook's arguments, which are the server's but for the command and `--harness`'s own default.
+fn hook_args(server: &[String]) -> Vec<String> {
+    std::iter::once("hook".to_owned()).chain(server.iter().skip(1).cloned()).collect()
 }
 
 fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
@@ -240,7 +286,7 @@ fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
     let program = own_program()?;
     let entry = |harness: &str| entry(&program, harness, flags);
     let named = args.harness.as_ref().map(|name| match name.as_str() {
-        "claude" => "claude-code",
+        "claude" => CLAUDE_CODE,
         name => name,
     });
     let mut lines = Vec::new();
@@ -266,6 +312,24 @@ fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
         ));
     }
     Ok(Report { dry_run: args.print, harnesses: lines })
+}
+
+/// How it stands with each harness that is installed or set up, for `commsd doctor`: its name, a
+/// sentence, and what is wrong.
+pub(super) fn standing() -> Vec<(&'static str, String, Option<ApiError>)> {
+    let Ok(home) = home() else { return Vec::new() };
+    harnesses(&home, |name| env::var_os(name))
+        .iter()
+        .filter_map(|harness| {
+            let installed = harness.traces.iter().any(|trace| trace.exists());
+            let line = one(harness, installed, &Entry::default(), What::Status, true);
+            let known = installed || line.state != State::NotSetUp;
+            known.then(|| {
+                let text = format!("{}: {}", harness.name, line.state.as_str());
+                (harness.name, text, line.error)
+            })
+        })
+        .collect()
 }
 
 /// The home directory of this user.

@@ -64,6 +64,7 @@ over the mesh, through the daemon:
   shares                  show what is shared, and with whom [--json]
   revoke N [AGENT]        take permissions back
   request AGENT/N         ask for permission [--read|--write] [--for SECS] [--wait SECS]
+  delegate AGENT/N AGENT  pass one's permission on [--read|--write] [--for SECS] [--delegations N]
   --at AGENT/N COMMAND    inspect, index, page NAME, search, hash, append, upsert, end there
   --as NAME               act as this agent (default: operator)
 

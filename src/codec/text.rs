@@ -99,10 +99,42 @@ pub fn truncate_chars(text: &str, max: usize) -> &str {
     }
 }
 
+/// Whether a text speaks to somebody: an `@` and a name of theirs, in any case, with neither a letter
+/// nor a digit before or behind.
+#[must_use]
+pub fn mentions(text: &str, names: &[&str]) -> bool {
+    let joins = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices('@').any(|(at, _)| {
+        let before = text.get(..at).and_then(|before| before.chars().next_back());
+        let behind = text.get(at + 1..).unwrap_or_default();
+        !before.is_some_and(joins)
+            && names.iter().filter(|name| !name.is_empty()).any(|name| {
+                let mut rest = behind.chars().flat_map(char::to_lowercase);
+                name.chars().flat_map(char::to_lowercase).all(|c| rest.next() == Some(c))
+                    && !rest.next().is_some_and(joins)
+            })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_mention_is_a_whole_name_behind_an_at() {
+        let ann = ["Ann Lee", "abababababab"];
+        for text in ["@ann lee", "hi @ANN LEE, look", "(@Ann Lee)", "@abababababab?", "@x @ann lee"]
+        {
+            assert!(mentions(text, &ann), "{text}");
+        }
+        for text in
+            ["ann lee", "@ann", "@ann leeds", "x@ann lee", "@ann lee_2", "@", "", "@ ann lee"]
+        {
+            assert!(!mentions(text, &ann), "{text}");
+        }
+        assert!(mentions("@Ärzte!", &["ärzte"]) && !mentions("@anything", &[""]));
+    }
 
     #[test]
     fn ordinary_text_stays() {

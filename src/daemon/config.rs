@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::mesh::records::ConsentPolicy;
 use crate::mesh::replica::HistoryLimits;
 use crate::runtime::ws::HubUrl;
 
@@ -201,6 +202,8 @@ pub struct Config {
     pub hub_plaintext: bool,
     /// No durable state but keys.
     pub ephemeral: bool,
+    /// Who may begin conversations with agents that have said nothing of it.
+    pub consent: ConsentPolicy,
     /// Messages kept of one room or conversation.
     pub history_messages: u32,
     /// Mebibytes of texts kept of one room or conversation.
@@ -441,6 +444,7 @@ struct FileKeys {
     hub_names: Option<bool>,
     hub_plaintext: Option<bool>,
     ephemeral: Option<bool>,
+    consent: Option<ConsentPolicy>,
     history_messages: Option<u32>,
     history_mb: Option<u32>,
     history_days: Option<u32>,
@@ -557,6 +561,7 @@ impl Config {
             hub_names: keys.hub_names.unwrap_or(false),
             hub_plaintext: keys.hub_plaintext.unwrap_or(false),
             ephemeral: keys.ephemeral.unwrap_or(false) || environment.ephemeral || flags.ephemeral,
+            consent: keys.consent.unwrap_or_default(),
             history_messages: keys.history_messages.unwrap_or(DEFAULT_HISTORY_MESSAGES),
             history_mb: keys.history_mb.unwrap_or(DEFAULT_HISTORY_MB),
             history_days: keys.history_days.unwrap_or(DEFAULT_HISTORY_DAYS),
@@ -650,6 +655,12 @@ impl Config {
             LogFormat::Text => "text",
             LogFormat::Json => "json",
         };
+        let consent = match self.consent {
+            ConsentPolicy::Ask => "ask",
+            ConsentPolicy::SamePrincipal => "same-principal",
+            ConsentPolicy::Open => "open",
+            ConsentPolicy::Closed => "closed",
+        };
         let rows = [
             ("config file", optional(&self.config_file)),
             ("socket", self.socket.display().to_string()),
@@ -664,6 +675,7 @@ impl Config {
             ("hub names", on(self.hub_names).into()),
             ("hub plaintext", on(self.hub_plaintext).into()),
             ("ephemeral", on(self.ephemeral).into()),
+            ("consent", consent.into()),
             ("history messages", self.history_messages.to_string()),
             ("history MiB", self.history_mb.to_string()),
             ("history days", self.history_days.to_string()),
@@ -747,6 +759,7 @@ mod tests {
             hub_names: false,
             hub_plaintext: false,
             ephemeral: false,
+            consent: ConsentPolicy::Ask,
             history_messages: 1000,
             history_mb: 4,
             history_days: 30,

@@ -151,6 +151,7 @@ impl Owner {
                     sessions: peer.sessions as u64,
                     machine_local: peer.machine_local,
                     since: Time(UnixMillis(started + peer.since)),
+                    version: peer.version,
                 })
                 .collect(),
             agents: self.hosted.len() as u64,

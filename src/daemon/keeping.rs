@@ -188,6 +188,7 @@ impl Owner {
             name: None,
             ephemeral: None,
             project_room: None,
+            harness_pid: None,
         };
         self.opening_slots.push(name.base().to_owned());
         let request = SlotRequest { harness, key, ephemeral: false, in_use: Vec::new() };

@@ -56,6 +56,18 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
         "a client acts as an agent",
     ),
     (
+        "message_damped",
+        Level::Warn,
+        &["agent", "code"],
+        "a model wrote too much to one place, or acknowledged acknowledgements: it was told, and the message did not go",
+    ),
+    (
+        "hook_unmatched",
+        Level::Info,
+        &["harness", "reason"],
+        "a harness hook belongs to no attached agent, or to more than one: it brings nothing",
+    ),
+    (
         "client_detached",
         Level::Info,
         &["conn", "agent", "reason"],

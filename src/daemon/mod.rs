@@ -3,6 +3,8 @@
 
 pub mod config;
 mod health;
+mod hooks;
+mod hygiene;
 mod identities;
 mod keeping;
 mod listeners;
@@ -23,6 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::config::Config;
 use self::health::{Health, condition};
+use self::hooks::Sessions;
+use self::hygiene::Hygiene;
 use self::identities::{Identities, SlotRequest};
 use self::keeping::Keeper;
 use self::logging::{emit, event};
@@ -310,6 +314,7 @@ pub async fn serve(
             user: Some(user.key().clone()),
             machine: Some(machine.key().clone()),
             machine_name: machine.display_name().map(str::to_owned),
+            consent: config.consent,
             hub: config.hub.clone().map(|url| HubConfig { url, names: config.hub_names }),
         },
         own.key,
@@ -372,6 +377,8 @@ pub async fn serve(
         replies: HashMap::new(),
         actions: HashMap::new(),
         waiting: Vec::new(),
+        sessions: Sessions::default(),
+        hygiene: Hygiene::default(),
         news: BTreeSet::new(),
         desk,
         next_op: 0,

@@ -14,6 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::config::Config;
 use super::health::Health;
+use super::hooks::{Handed, Sessions};
+use super::hygiene::{Damped, Hygiene, Place};
 use super::identities::{Identities, OpenError, OpenSlot};
 use super::keeping::Keeper;
 use super::listeners::Listener;
@@ -69,12 +71,38 @@ pub(super) struct Hosted {
     pub clients: Vec<ConnId>,
     /// Its place in the room of its directory, if it wants one.
     pub project: Option<Project>,
+    /// The harness session that it belongs to.
+    pub harness_pid: Option<u32>,
+    /// How far its model has been given its mailbox.
+    pub handed: Handed,
 }
 
 /// A request to be answered when something has happened.
 pub(super) enum Waiting {
     /// At the next event, or when the time is up.
     Inbox { conn: ConnId, id: RequestId, agent: DeviceId, max: usize, until: u64 },
+    /// At the next event that the hook is for, or when the time is up.
+    Hook { conn: ConnId, id: RequestId, agent: DeviceId, moment: types::HookMoment, until: u64 },
+}
+
+impl Waiting {
+    pub(super) fn conn(&self) -> ConnId {
+        match self {
+            Self::Inbox { conn, .. } | Self::Hook { conn, .. } => *conn,
+        }
+    }
+
+    fn until(&self) -> u64 {
+        match self {
+            Self::Inbox { until, .. } | Self::Hook { until, .. } => *until,
+        }
+    }
+
+    pub(super) fn agent(&self) -> DeviceId {
+        match self {
+            Self::Inbox { agent, .. } | Self::Hook { agent, .. } => *agent,
+        }
+    }
 }
 
 /// How the answer to a node command becomes the answer to a client.
@@ -160,6 +188,10 @@ pub(super) struct Owner {
     /// socket lets be unanswered.
     pub(super) actions: HashMap<(ConnId, RequestId), (Action, Viewer)>,
     pub(super) waiting: Vec<Waiting>,
+    /// The agents of harness sessions, for their hooks.
+    pub(super) sessions: Sessions,
+    /// How much models write where.
+    pub(super) hygiene: Hygiene,
     /// Agents whose mailbox has got something since the waits were last looked at.
     pub(super) news: BTreeSet<DeviceId>,
     pub(super) desk: Desk,
@@ -240,14 +272,7 @@ impl Owner {
     }
 
     fn deadline(&self) -> u64 {
-        let waiting = self
-            .waiting
-            .iter()
-            .map(|waiting| match waiting {
-                Waiting::Inbox { until, .. } => *until,
-            })
-            .min()
-            .unwrap_or(u64::MAX);
+        let waiting = self.waiting.iter().map(Waiting::until).min().unwrap_or(u64::MAX);
         self.node.next_deadline().min(waiting)
     }
 
@@ -316,13 +341,12 @@ impl Owner {
 
     fn disconnected(&mut self, conn: ConnId, reason: CloseReason) {
         self.release(conn, reason.0);
+        self.hook_gone(conn);
         self.clients.remove(&conn);
         self.followers.remove(&conn);
         self.watchers.remove(&conn);
         self.actions.retain(|(of, _), _| *of != conn);
-        self.waiting.retain(|waiting| match waiting {
-            Waiting::Inbox { conn: waiting, .. } => *waiting != conn,
-        });
+        self.waiting.retain(|waiting| waiting.conn() != conn);
     }
 
     /// The connection stops acting as its agent; the last client of a slot takes it out of service.
@@ -342,7 +366,10 @@ impl Owner {
         let Some(hosted) = self.hosted.get_mut(&agent) else { return };
         hosted.clients.retain(|held| *held != conn);
         // Shell agents come and go with every command and stay in service between them.
-        if hosted.clients.is_empty() && (hosted.harness != super::CLI_HARNESS || hosted.ephemeral) {
+        let gone =
+            hosted.clients.is_empty() && (hosted.harness != super::CLI_HARNESS || hosted.ephemeral);
+        if gone {
+            self.no_hook_waits(&agent);
             self.hosted.remove(&agent);
             self.inputs.push_back(Input::RemoveDevice(agent));
             self.turn();
@@ -414,6 +441,8 @@ impl Owner {
                 ephemeral: slot.ephemeral,
                 clients: Vec::new(),
                 project: project.then(|| Project::of(&params.cwd)),
+                harness_pid: params.harness_pid,
+                handed: Handed::default(),
             },
         );
         self.inputs.push_back(Input::AddDevice(Box::new(AddDevice {
@@ -524,6 +553,7 @@ impl Owner {
     }
 
     fn agent_event(&mut self, agent: DeviceId, seq: u64, event: &DeliveryEvent) {
+        self.note_said(agent, event);
         if !self.waiting.is_empty() {
             self.news.insert(agent);
         }
@@ -538,11 +568,47 @@ impl Owner {
         if subscribed.is_empty() {
             return;
         }
-        let pushed = Pushed::new(&self.node, seq, event);
+        let pushed = Pushed::new(&self.node, &agent, seq, event);
         for conn in subscribed {
             // A client that is gone or too slow finds the event in its mailbox.
             let _ = self.local.notify(conn, notification::EVENT, &pushed);
         }
+    }
+
+    /// What somebody wrote to one of our agents.
+    fn note_said(&mut self, agent: DeviceId, event: &DeliveryEvent) {
+        let now = self.clock.now().mono;
+        if let DeliveryEvent::Dm { message } = event {
+            let place = Place::pair(message.from, agent);
+            self.hygiene.note(place, message.from, message.content.len(), now);
+        }
+    }
+
+    /// Whether a model may write to a place now; it has written then.
+    pub(super) fn may_say(
+        &mut self,
+        agent: DeviceId,
+        place: Place,
+        bytes: usize,
+    ) -> Result<(), Damped> {
+        let now = self.clock.now().mono;
+        let judged = self.hygiene.judge(&place, agent, bytes, now);
+        match judged {
+            Ok(()) => {
+                // What goes to an agent of ours is noted when it arrives.
+                let arrives = match &place {
+                    Place::Pair(a, b) => self.hosted.contains_key(a) && self.hosted.contains_key(b),
+                    Place::Room(_) => false,
+                };
+                if !arrives {
+                    self.hygiene.note(place, agent, bytes, now);
+                }
+            }
+            Err(damped) => {
+                emit(&event("message_damped").with("agent", agent).with("code", damped.code()));
+            }
+        }
+        judged
     }
 
     /// Answers the waits that have something to tell, or whose time is up.
@@ -554,14 +620,28 @@ impl Owner {
         let news = std::mem::take(&mut self.news);
         let waiting = std::mem::take(&mut self.waiting);
         for wait in waiting {
-            let Waiting::Inbox { conn, id, agent, max, until } = wait;
-            let due = until <= now.mono;
-            let inbox = (due || news.contains(&agent)).then(|| self.inbox(&agent, max));
-            match inbox {
-                Some(inbox) if due || !inbox.events.is_empty() => {
-                    self.answer(conn, &id, Ok(inbox));
+            let due = wait.until() <= now.mono;
+            if !due && !news.contains(&wait.agent()) {
+                self.waiting.push(wait);
+                continue;
+            }
+            match wait {
+                Waiting::Inbox { conn, id, agent, max, until } => {
+                    let inbox = self.inbox(&agent, max);
+                    if due || !inbox.events.is_empty() {
+                        self.answer(conn, &id, Ok(inbox));
+                    } else {
+                        self.waiting.push(Waiting::Inbox { conn, id, agent, max, until });
+                    }
                 }
-                _ => self.waiting.push(Waiting::Inbox { conn, id, agent, max, until }),
+                Waiting::Hook { conn, id, agent, moment, until } => {
+                    let taken = self.take_for_hook(conn, &agent, moment);
+                    if due || taken.more || !taken.events.is_empty() {
+                        self.answer(conn, &id, Ok(taken));
+                    } else {
+                        self.waiting.push(Waiting::Hook { conn, id, agent, moment, until });
+                    }
+                }
             }
         }
     }
@@ -572,7 +652,7 @@ impl Owner {
         let mut bytes = 0;
         let mut more = false;
         for numbered in self.node.inbox(agent, acknowledged) {
-            let event = api_event(&self.node, numbered.seq, &numbered.event);
+            let event = api_event(&self.node, agent, numbered.seq, &numbered.event);
             bytes += super::requests::weight(&event);
             if events.len() >= max || (bytes > super::MAX_ANSWER_BYTES && !events.is_empty()) {
                 more = true;
@@ -660,21 +740,39 @@ pub(super) struct Pushed<'a> {
     agent_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     requester_name: Option<String>,
+    /// A room's message that speaks to this agent.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    addressed: bool,
+    /// The agent's own message to itself.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    own: bool,
 }
 
 impl<'a> Pushed<'a> {
-    pub(super) fn new(node: &Node, seq: u64, event: &'a DeliveryEvent) -> Self {
-        let mut pushed =
-            Self { seq, event, from_name: None, agent_name: None, requester_name: None };
+    pub(super) fn new(node: &Node, agent: &DeviceId, seq: u64, event: &'a DeliveryEvent) -> Self {
+        let mut pushed = Self {
+            seq,
+            event,
+            from_name: None,
+            agent_name: None,
+            requester_name: None,
+            addressed: false,
+            own: false,
+        };
         match event {
-            DeliveryEvent::Dm { message } => pushed.from_name = node.shown_name(&message.from),
+            DeliveryEvent::Dm { message } => {
+                pushed.from_name = node.shown_name(&message.from);
+                pushed.own = message.from == *agent;
+            }
             DeliveryEvent::RoomMessage { message } => {
                 pushed.from_name = node.shown_name(&message.from);
+                pushed.addressed = node.is_addressed(agent, message);
             }
             DeliveryEvent::MemberJoined { agent, .. }
             | DeliveryEvent::MemberLeft { agent, .. }
             | DeliveryEvent::MemberStatus { agent, .. }
-            | DeliveryEvent::DeliveryStatus { agent, .. } => {
+            | DeliveryEvent::DeliveryStatus { agent, .. }
+            | DeliveryEvent::MessagesRead { agent, .. } => {
                 pushed.agent_name = node.shown_name(agent);
             }
             DeliveryEvent::RoomJoinRequest { requester_id, .. } => {
@@ -697,8 +795,13 @@ impl<'a> Pushed<'a> {
 }
 
 /// A mailbox event as clients see it, as a value.
-pub(super) fn api_event(node: &Node, seq: u64, event: &DeliveryEvent) -> types::Event {
-    let body = match serde_json::to_value(Pushed::new(node, seq, event)) {
+pub(super) fn api_event(
+    node: &Node,
+    agent: &DeviceId,
+    seq: u64,
+    event: &DeliveryEvent,
+) -> types::Event {
+    let body = match serde_json::to_value(Pushed::new(node, agent, seq, event)) {
         Ok(Value::Object(mut body)) => {
             body.remove("seq");
             body

@@ -7,6 +7,7 @@ use data_encoding::BASE64;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use super::hygiene::Place;
 use super::identities::{OpenError, OpenSlot};
 use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
 use crate::api::tool::Action;
@@ -25,7 +26,7 @@ use crate::mesh::node::{
     Command, CommandError, CommandResult, DecisionTarget, Delivery, Input, MAX_TRACE_MS, OpId,
     RoomView,
 };
-use crate::mesh::records::{self, AgentRecord};
+use crate::mesh::records::{self, AgentRecord, ConsentPolicy};
 use crate::mesh::wire::capability;
 use crate::mesh::wire::cose::CoseSign1;
 use crate::mesh::wire::room_path::{self, RoomPath};
@@ -91,6 +92,15 @@ fn visibility(visibility: records::Visibility) -> types::Visibility {
         records::Visibility::Visible => types::Visibility::Visible,
         records::Visibility::Hidden => types::Visibility::Hidden,
         records::Visibility::Ghost => types::Visibility::Ghost,
+    }
+}
+
+fn consent(policy: ConsentPolicy) -> types::Consent {
+    match policy {
+        ConsentPolicy::Ask => types::Consent::Ask,
+        ConsentPolicy::SamePrincipal => types::Consent::SamePrincipal,
+        ConsentPolicy::Open => types::Consent::Open,
+        ConsentPolicy::Closed => types::Consent::Closed,
     }
 }
 
@@ -257,6 +267,11 @@ impl Owner {
                 self.answer(conn, &id, Ok(types::VaultShares { shares }));
             }
             Request::VaultRevoke(params) => self.vault_revoke(conn, id, params),
+            Request::HookTake(params) => self.hook_take(conn, id, params),
+            Request::HookShown(_) => {
+                self.hook_shown(conn);
+                self.answer(conn, &id, Ok(types::Done {}));
+            }
             Request::Pending(_) if self.viewer(conn).is_none() => {
                 let requests = self.pending(None);
                 self.answer(conn, &id, Ok(types::PendingList { requests }));
@@ -352,25 +367,24 @@ impl Owner {
                 self.answer(conn, id, Ok(history));
                 return Ok(());
             }
-            Request::Send(p) => (
-                Command::Send {
-                    room: self.find_room(&p.room, &agent)?,
-                    text: p.text.into_string(),
-                    reply_to: p.reply_to,
-                    behavior: behavior(p.timing),
-                },
-                Reply::Send,
-            ),
-            Request::Dm(p) => (
-                Command::Dm {
-                    to: self.find_agent(&p.agent, &agent)?,
-                    text: p.text.into_string(),
-                    reply_to: p.reply_to,
-                    behavior: behavior(p.timing),
-                    wait_ms: wait_ms(p.wait),
-                },
-                Reply::Send,
-            ),
+            Request::Send(p) => {
+                let room = self.find_room(&p.room, &agent)?;
+                let text = p.text.into_string();
+                if self.actions.contains_key(&(conn, id.clone())) {
+                    self.may_say(agent, Place::Room(room.to_string()), text.len())?;
+                }
+                let behavior = behavior(p.timing);
+                (Command::Send { room, text, reply_to: p.reply_to, behavior }, Reply::Send)
+            }
+            Request::Dm(p) => {
+                let to = self.find_agent(&p.agent, &agent)?;
+                let text = p.text.into_string();
+                if self.actions.contains_key(&(conn, id.clone())) {
+                    self.may_say(agent, Place::pair(agent, to), text.len())?;
+                }
+                let (behavior, wait_ms) = (behavior(p.timing), wait_ms(p.wait));
+                (Command::Dm { to, text, reply_to: p.reply_to, behavior, wait_ms }, Reply::Send)
+            }
             Request::MeshVersion(p) => {
                 let device = self.find_agent(&p.device, &agent)?;
                 (Command::QueryVersion(device), Reply::Insight(device))
@@ -434,6 +448,10 @@ impl Owner {
                 self.vault_request(conn, id, agent, p)?;
                 return Ok(());
             }
+            Request::VaultDelegate(p) => {
+                self.vault_delegate(conn, id, agent, p)?;
+                return Ok(());
+            }
             Request::VaultCall(p) => {
                 self.vault_call(conn, id, agent, p)?;
                 return Ok(());
@@ -481,6 +499,11 @@ impl Owner {
                 self.subscribe(conn, id, agent, p.after);
                 return Ok(());
             }
+            Request::EventsGiven(p) => {
+                let through = self.given(&agent, p.seq);
+                self.answer(conn, id, Ok(types::Given { through }));
+                return Ok(());
+            }
             Request::EventsAck(p) => (Command::Acknowledge(p.seq), Reply::Acked),
             Request::Update(p) => (
                 Command::Update {
@@ -496,6 +519,12 @@ impl Owner {
                         types::Visibility::Ghost => records::Visibility::Ghost,
                     }),
                     tags: p.tags,
+                    consent: p.consent.map(|consent| match consent {
+                        types::Consent::Ask => ConsentPolicy::Ask,
+                        types::Consent::SamePrincipal => ConsentPolicy::SamePrincipal,
+                        types::Consent::Open => ConsentPolicy::Open,
+                        types::Consent::Closed => ConsentPolicy::Closed,
+                    }),
                 },
                 Reply::Whoami,
             ),
@@ -509,6 +538,8 @@ impl Owner {
             | Request::Rooms(_)
             | Request::Logs(_)
             | Request::Watch(_)
+            | Request::HookTake(_)
+            | Request::HookShown(_)
             | Request::Action(_)
             | Request::MeshListen(_)
             | Request::MeshUnlisten(_)
@@ -783,7 +814,7 @@ impl Owner {
         }
         self.answer(conn, id, Ok(types::Subscribed { after, head }));
         for missed in self.node.inbox(&agent, after) {
-            let event = Pushed::new(&self.node, missed.seq, &missed.event);
+            let event = Pushed::new(&self.node, &agent, missed.seq, &missed.event);
             if self.local.notify(conn, types::notification::EVENT, &event).is_err() {
                 return;
             }
@@ -1105,6 +1136,7 @@ impl Owner {
             status: status(record.status),
             visibility: visibility(record.visibility),
             tags: record.tags.clone(),
+            consent: consent(self.node.consent(agent)),
             rooms,
             principal: self.principal.map(|id| id.hex()),
             machine: self.machine.map(|id| id.hex()),

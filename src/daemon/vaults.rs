@@ -6,8 +6,9 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -15,8 +16,8 @@ use super::owner::{Owner, Reply};
 use super::requests::{by_id, not_pending, todo, wait_ms};
 use crate::api::types::{
     self, ApiError, GrantTerms, PendingRef, PermissionStatus, Request, RequestId, Time,
-    VaultAnswer, VaultCallParams, VaultGrant, VaultMode, VaultPermission, VaultRequestParams,
-    VaultRevokeParams, VaultShareParams, VaultUnshareParams,
+    VaultAnswer, VaultCallParams, VaultDelegateParams, VaultGrant, VaultMode, VaultPermission,
+    VaultRequestParams, VaultRevokeParams, VaultShareParams, VaultUnshareParams,
 };
 use crate::codec::cbor::{self, Value};
 use crate::identity::device::DeviceId;
@@ -34,6 +35,9 @@ const RUNNING: usize = 4;
 const COMMAND_DEADLINE: Duration = Duration::from_millis(node::SERVICE_DEADLINE_MS - 3_000);
 /// Results that wait for the owner: one for each call, and those of our own clients.
 const DONE_QUEUE: usize = MAX_CALLS * 2;
+/// Long answers that are kept, and how long after their last part was fetched.
+const MAX_KEPT: usize = 2;
+const KEPT_FOR: Duration = Duration::from_secs(20);
 /// Bytes of one answer to a peer (decision 32).
 const MAX_ANSWER: usize = 1024 * 1024;
 /// Bytes of an answer that one line of the local API takes: JSON inside of JSON at most doubles.
@@ -57,6 +61,61 @@ pub(super) enum Done {
 pub(super) struct Desk {
     running: Arc<Semaphore>,
     done: mpsc::Sender<Done>,
+    kept: Arc<Kept>,
+}
+
+/// Long answers, until their last part has been fetched: made anew for every part, the whole would
+/// cost the square of its length.
+#[derive(Default)]
+struct Kept(Mutex<Vec<(Instant, Wanted, Arc<Whole>)>>);
+
+/// Whose answer to what.
+#[derive(Clone, PartialEq)]
+struct Wanted {
+    from: DeviceId,
+    share: String,
+    place: String,
+    asked: Asked,
+}
+
+/// An answer and its hash.
+struct Whole {
+    text: String,
+    sha256: String,
+}
+
+impl Whole {
+    fn new(text: String) -> Self {
+        let sha256 = data_encoding::HEXLOWER.encode(&Sha256::digest(text.as_bytes()));
+        Self { text, sha256 }
+    }
+}
+
+impl Kept {
+    fn keep(&self, wanted: Wanted, whole: &Arc<Whole>) {
+        let mut kept = self.0.lock();
+        kept.retain(|(_, other, _)| *other != wanted);
+        if kept.len() >= MAX_KEPT {
+            kept.remove(0);
+        }
+        kept.push((Instant::now(), wanted, Arc::clone(whole)));
+    }
+
+    fn find(&self, wanted: &Wanted) -> Option<Arc<Whole>> {
+        let mut kept = self.0.lock();
+        let (at, _, whole) = kept.iter_mut().find(|(_, other, _)| other == wanted)?;
+        *at = Instant::now();
+        Some(Arc::clone(whole))
+    }
+
+    fn forget(&self, wanted: &Wanted) {
+        self.0.lock().retain(|(_, other, _)| other != wanted);
+    }
+
+    /// Forgets what nobody goes on with.
+    fn tidy(&self) {
+        self.0.lock().retain(|(at, ..)| at.elapsed() < KEPT_FOR);
+    }
 }
 
 /// How the answer to an agent's command becomes the answer to a client.
@@ -80,20 +139,23 @@ pub(super) enum OperatorReply {
 impl Desk {
     pub fn new() -> (Self, mpsc::Receiver<Done>) {
         let (done, results) = mpsc::channel(DONE_QUEUE);
-        (Self { running: Arc::new(Semaphore::new(RUNNING)), done }, results)
+        let running = Arc::new(Semaphore::new(RUNNING));
+        (Self { running, done, kept: Arc::default() }, results)
     }
 
     /// Carries out a call; the outcome comes back as [`Done::Served`]. As many wait here as the node
     /// lets be under way.
     pub fn serve(&self, call: ServiceCall) {
         let (running, done) = (Arc::clone(&self.running), self.done.clone());
+        let kept = Arc::clone(&self.kept);
         tokio::spawn(async move {
             let id = call.call;
             let Ok(permit) = running.acquire_owned().await else { return };
             let stop = Stop::default();
             let called_off = stop.clone();
+            let answers = Arc::clone(&kept);
             let work = tokio::task::spawn_blocking(move || {
-                let outcome = serve(&call, called_off);
+                let outcome = serve(&call, called_off, &answers);
                 // Held until the thread is free again, whoever has stopped waiting for it.
                 drop(permit);
                 outcome
@@ -110,6 +172,10 @@ impl Desk {
             };
             // An owner that has ended waits for nothing.
             let _ = done.send(Done::Served(id, outcome)).await;
+            if !kept.0.lock().is_empty() {
+                tokio::time::sleep(KEPT_FOR).await;
+                kept.tidy();
+            }
         });
     }
 
@@ -125,7 +191,7 @@ impl Desk {
 }
 
 /// One call of a peer, from the first check to the part of the answer that is wanted.
-fn serve(call: &ServiceCall, stop: Stop) -> ServiceOutcome {
+fn serve(call: &ServiceCall, stop: Stop, kept: &Kept) -> ServiceOutcome {
     let malformed = || ("malformed_params".to_owned(), "the call cannot be read".to_owned());
     let asked: Asked = cbor::from_value(&call.params).map_err(|_| malformed())?;
     let number = |member| match call.params.get(member) {
@@ -135,18 +201,46 @@ fn serve(call: &ServiceCall, stop: Stop) -> ServiceOutcome {
     let offset = number("offset")?.unwrap_or(0);
     let max = number("max")?.unwrap_or(MAX_ANSWER as u64).clamp(1, MAX_ANSWER as u64);
     let writes = vault::Request::writes(&asked.op);
-    let answer = command(call, &asked, writes, stop).map_err(|error| match error {
+    if writes && offset > 0 {
+        // What has been written is not to be answered with "malformed".
+        return Err(malformed());
+    }
+    let wanted = Wanted {
+        from: call.from,
+        share: call.share.clone(),
+        place: call.place.clone(),
+        asked: asked.clone(),
+    };
+    let before = if offset > 0 { kept.find(&wanted) } else { None };
+    let whole = match before {
+        Some(whole) => whole,
+        None => Arc::new(Whole::new(rendered(call, &asked, writes, stop)?)),
+    };
+    let found = part(&whole, offset, max).ok_or_else(malformed);
+    let ends = offset.saturating_add(max) >= whole.text.len() as u64;
+    match (ends, offset) {
+        (false, 0) => kept.keep(wanted, &whole),
+        (true, 1..) => kept.forget(&wanted),
+        _ => {}
+    }
+    found
+}
+
+/// The whole answer, or the refusal in words that say nothing of this machine.
+fn rendered(
+    call: &ServiceCall,
+    asked: &Asked,
+    writes: bool,
+    stop: Stop,
+) -> Result<String, (String, String)> {
+    let answer = command(call, asked, writes, stop).map_err(|error| match error {
         // Where it is on this machine is nobody's business.
         VaultError::Workspace { .. } => {
             (error.code().to_owned(), "the shared folder cannot be used as a vault".to_owned())
         }
         error => (error.code().to_owned(), error.to_string()),
     });
-    let answer = match answer {
-        Ok(answer) => answer?,
-        Err(refused) => return Err(refused),
-    };
-    part(&answer, offset, max).ok_or_else(malformed)
+    answer?
 }
 
 /// The whole answer, or the refusal that the wire knows.
@@ -170,14 +264,20 @@ fn command(
         false => call.from.short(),
     };
     let options = Options { agent: Some(name), stop, ..options };
-    let workspace = Workspace::open_root(place, options)?.shown_as(call.share.clone());
+    let workspace = Workspace::open_root(place.clone(), options)?;
+    if workspace.root() != place {
+        // What was shared was no link then: somebody has put one in its place.
+        let why = "it has been replaced by a link".to_owned();
+        return Err(VaultError::Workspace { path: place, why });
+    }
+    let workspace = workspace.shown_as(call.share.clone());
     request.carry_out(&workspace).map(Ok)
 }
 
 /// The part of an answer from `offset` on, within `max` bytes of text; `None` where there is none.
-fn part(answer: &str, offset: u64, max: u64) -> Option<Vec<(String, Value)>> {
+fn part(whole: &Whole, offset: u64, max: u64) -> Option<Vec<(String, Value)>> {
     let start = usize::try_from(offset).ok()?;
-    let rest = answer.get(start..)?;
+    let rest = whole.text.get(start..)?;
     if rest.is_empty() && start > 0 {
         return None;
     }
@@ -188,12 +288,11 @@ fn part(answer: &str, offset: u64, max: u64) -> Option<Vec<(String, Value)>> {
         end => end,
     };
     let text = rest.get(..end)?;
-    let sha256 = data_encoding::HEXLOWER.encode(&Sha256::digest(answer.as_bytes()));
     Some(vec![
         ("answer".to_owned(), Value::Text(text.to_owned())),
         ("offset".to_owned(), Value::from(offset)),
-        ("total".to_owned(), Value::from(answer.len() as u64)),
-        ("sha256".to_owned(), Value::Text(sha256)),
+        ("total".to_owned(), Value::from(whole.text.len() as u64)),
+        ("sha256".to_owned(), Value::Text(whole.sha256.clone())),
     ])
 }
 
@@ -480,6 +579,27 @@ impl Owner {
         Ok(())
     }
 
+    pub(super) fn vault_delegate(
+        &mut self,
+        conn: ConnId,
+        id: &RequestId,
+        agent: DeviceId,
+        params: VaultDelegateParams,
+    ) -> Result<(), ApiError> {
+        let (owner, share) = self.find_share(&params.at, &agent)?;
+        let to = self.find_agent(&params.agent, &agent)?;
+        let mode = params.mode.unwrap_or(VaultMode::Read);
+        let terms = node::GrantTerms {
+            expires: params.expires.map(|time| time.0),
+            delegations: params.delegations_remaining,
+            write: Some(mode == VaultMode::Write),
+        };
+        let command = Command::HandOn { owner, share: share.clone(), to, terms };
+        let reply = Reply::Vault(VaultReply::Permission(owner, share, mode));
+        self.command(conn, id, agent, command, reply);
+        Ok(())
+    }
+
     pub(super) fn vault_call(
         &mut self,
         conn: ConnId,
@@ -628,9 +748,10 @@ mod tests {
     #[test]
     fn an_answer_comes_in_parts_that_make_the_whole() {
         let whole = "añb€".repeat(1000);
+        let answer = Whole::new(whole.clone());
         let (mut got, mut parts) = (String::new(), 0);
         while got.len() < whole.len() {
-            let part = part(&whole, got.len() as u64, 100).unwrap();
+            let part = part(&answer, got.len() as u64, 100).unwrap();
             assert!(text(&part).len() <= 100);
             got.push_str(text(&part));
             parts += 1;
@@ -642,10 +763,31 @@ mod tests {
     #[test]
     fn a_part_that_is_not_there_is_refused() {
         for (offset, max) in [(4, 10), (5, 10), (2, 10), (u64::MAX, 1)] {
-            assert!(part("a€", offset, max).is_none(), "{offset}");
+            assert!(part(&Whole::new("a€".into()), offset, max).is_none(), "{offset}");
         }
-        assert_eq!(text(&part("a€", 1, 1).unwrap()), "€", "never less than a character");
-        assert_eq!(text(&part("", 0, 1).unwrap()), "");
+        let euro = Whole::new("a€".into());
+        assert_eq!(text(&part(&euro, 1, 1).unwrap()), "€", "never less than a character");
+        assert_eq!(text(&part(&Whole::new(String::new()), 0, 1).unwrap()), "");
+    }
+
+    #[test]
+    fn few_answers_are_kept_and_each_for_its_asker() {
+        let kept = Kept::default();
+        let wanted = |n: u8| Wanted {
+            from: DeviceId([n; 32]),
+            share: "notes".into(),
+            place: "/p".into(),
+            asked: Asked { op: "page".into(), page: Some("a".into()), ..Asked::default() },
+        };
+        for n in 0..4 {
+            kept.keep(wanted(n), &Arc::new(Whole::new(n.to_string())));
+        }
+        assert!(kept.find(&wanted(1)).is_none());
+        assert_eq!(kept.find(&wanted(3)).unwrap().text, "3");
+        kept.tidy();
+        kept.forget(&wanted(3));
+        assert!(kept.find(&wanted(3)).is_none());
+        assert_eq!(kept.find(&wanted(2)).unwrap().text, "2");
     }
 
     #[test]

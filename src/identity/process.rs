@@ -67,6 +67,47 @@ impl Processes for SystemProcesses {
     }
 }
 
+/// A process above the asking one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ancestor {
+    /// Its id.
+    pub id: u32,
+    /// The name of its program, as the system has it (Linux: 15 bytes).
+    pub name: String,
+}
+
+/// Ancestors looked at: a harness is a few shells and wrappers away.
+const MAX_ANCESTORS: usize = 16;
+
+/// The processes above the asking one, the nearest first; as many as the system tells.
+#[must_use]
+pub fn ancestors() -> Vec<Ancestor> {
+    let mut above = Vec::new();
+    let table = system::Parents::read();
+    let mut id = std::process::id();
+    while above.len() < MAX_ANCESTORS {
+        let Some((parent, _)) = table.of(id) else { break };
+        let Some((_, name)) = table.of(parent) else { break };
+        above.push(Ancestor { id: parent, name });
+        id = parent;
+    }
+    above
+}
+
+/// The harness that started the asking program, among its ancestors: the first that is none of the
+/// shells and wrappers through which harnesses start programs.
+#[must_use]
+pub fn harness(ancestors: &[Ancestor]) -> Option<u32> {
+    const WRAPPERS: [&str; 10] =
+        ["sh", "bash", "dash", "zsh", "fish", "ksh", "env", "timeout", "npx", "uvx"];
+    let wraps = |name: &str| {
+        let name = name.rsplit('/').next().unwrap_or(name).trim_start_matches('-');
+        // npm tells what it runs in its name.
+        WRAPPERS.contains(&name) || name.starts_with("npm ") || name == "npm"
+    };
+    ancestors.iter().find(|ancestor| !wraps(&ancestor.name)).map(|ancestor| ancestor.id)
+}
+
 /// State letter and start of a process, as `/proc` tells them.
 type Stat = (char, Option<Started>);
 
@@ -104,6 +145,29 @@ mod system {
         parse_stat(&read(&format!("/proc/{id}/stat"))?, booted_at(), hertz)
     }
 
+    /// Who started whom: each is looked up when it is asked for.
+    pub(super) struct Parents;
+
+    impl Parents {
+        pub(super) fn read() -> Self {
+            Self
+        }
+
+        /// The parent of a process, and its own name.
+        pub(super) fn of(&self, id: u32) -> Option<(u32, String)> {
+            parse_parent(&read(&format!("/proc/{id}/stat"))?)
+        }
+    }
+
+    /// Fields 4 (parent) and 2 (name).
+    pub(super) fn parse_parent(text: &[u8]) -> Option<(u32, String)> {
+        let open = text.iter().position(|byte| *byte == b'(')?.saturating_add(1);
+        let close = text.iter().rposition(|byte| *byte == b')')?;
+        let name = String::from_utf8_lossy(text.get(open..close)?).into_owned();
+        let rest = std::str::from_utf8(text.get(close.saturating_add(1)..)?).ok()?;
+        Some((rest.split_ascii_whitespace().nth(1)?.parse().ok()?, name))
+    }
+
     pub(super) fn boot() -> Option<Boot> {
         let id = String::from_utf8(read("/proc/sys/kernel/random/boot_id")?).ok()?;
         let id = id.trim().to_owned();
@@ -136,7 +200,35 @@ mod system {
 
 #[cfg(not(target_os = "linux"))]
 mod system {
+    use std::collections::HashMap;
+    use std::process::{Command, Stdio};
+
     use super::{Boot, Stat};
+
+    /// Who started whom, as `ps` tells it: there is no `/proc`.
+    pub(super) struct Parents(HashMap<u32, (u32, String)>);
+
+    impl Parents {
+        pub(super) fn read() -> Self {
+            let listed = Command::new("/bin/ps")
+                .args(["-axo", "pid=,ppid=,comm="])
+                .stdin(Stdio::null())
+                .stderr(Stdio::null())
+                .output();
+            let text = listed.map(|listed| listed.stdout).unwrap_or_default();
+            let line = |line: &str| {
+                let (id, rest) = line.trim().split_once(char::is_whitespace)?;
+                let (parent, name) = rest.trim().split_once(char::is_whitespace)?;
+                Some((id.parse().ok()?, (parent.parse().ok()?, name.trim().to_owned())))
+            };
+            Self(String::from_utf8_lossy(&text).lines().filter_map(line).collect())
+        }
+
+        /// The parent of a process, and its own name.
+        pub(super) fn of(&self, id: u32) -> Option<(u32, String)> {
+            self.0.get(&id).cloned()
+        }
+    }
 
     pub(super) fn stat(_id: u32) -> Option<Stat> {
         None
@@ -163,6 +255,37 @@ mod tests {
         assert_eq!(liveness(Err(Errno::PERM), || None), Liveness::Alive { started: None });
         assert_eq!(liveness(Err(Errno::INVAL), || None), Liveness::Alive { started: None });
         assert_eq!(liveness(Ok(()), || Some(('Z', Some(started)))), Liveness::Dead);
+    }
+
+    #[test]
+    fn the_harness_is_the_first_ancestor_that_is_no_wrapper() {
+        let above = |names: &[&str]| -> Vec<Ancestor> {
+            let named =
+                |(at, name): (usize, &&str)| Ancestor { id: 100 + at as u32, name: (*name).into() };
+            names.iter().enumerate().map(named).collect()
+        };
+        assert_eq!(harness(&above(&["claude", "zsh", "tmux"])), Some(100));
+        assert_eq!(harness(&above(&["sh", "npm exec commsd", "node", "bash"])), Some(102));
+        assert_eq!(harness(&above(&["-zsh", "/bin/bash", "/usr/bin/opencode"])), Some(102));
+        assert_eq!(harness(&above(&["sh"])), None);
+        assert_eq!(harness(&[]), None);
+    }
+
+    #[test]
+    fn ancestors_begin_with_the_parent() {
+        let above = ancestors();
+        assert_eq!(above[0].id, std::os::unix::process::parent_id());
+        assert!(above.iter().all(|ancestor| !ancestor.name.is_empty()));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_name_may_hold_spaces_and_parentheses() {
+        let parsed = system::parse_parent(b"77 (a) b (c)) S 12 77 77 0 -1");
+        assert_eq!(parsed, Some((12, "a) b (c)".to_owned())));
+        for bad in [&b""[..], b"77", b"77 (a", b"77 (a) S", b"77 (a) S x", b"77 )a( S 1"] {
+            assert_eq!(system::parse_parent(bad), None);
+        }
     }
 
     #[test]

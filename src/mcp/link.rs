@@ -14,6 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::Options;
 use crate::api::client::{Client, Notification, Notifications};
 use crate::api::types::{ApiError, AttachParams, Attached, Call, Event, EventsSubscribeParams};
+use crate::identity::process;
 
 /// What the daemon is told this program is.
 const PROGRAM: &str = "commsd-mcp";
@@ -47,6 +48,8 @@ pub(super) struct Connected {
 pub(super) struct Link {
     options: Options,
     cwd: String,
+    /// The process of the harness session, by which its hooks find the agent.
+    harness_pid: Option<u32>,
     state: watch::Sender<Option<Connected>>,
     /// Why there is no connection.
     problem: Mutex<Option<ApiError>>,
@@ -60,6 +63,7 @@ impl Link {
         Self {
             options,
             cwd,
+            harness_pid: process::harness(&process::ancestors()),
             state: watch::Sender::new(None),
             problem: Mutex::new(None),
             news: Notify::new(),
@@ -130,6 +134,7 @@ impl Link {
                 name: self.options.name.clone(),
                 ephemeral: None,
                 project_room: Some(true),
+                harness_pid: self.harness_pid,
             })
             .await?;
         let subscribed = client.call(EventsSubscribeParams { after: Some(u64::MAX) }).await?;

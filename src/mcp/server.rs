@@ -21,11 +21,11 @@ use tokio_util::sync::CancellationToken;
 use super::given::{Read, SharedGiven};
 use super::link::{Connected, Link};
 use super::vault;
-use crate::api::tool::feed::{self, Batch, Feed, MAX_BATCH, Urgency};
+use crate::api::tool::feed::{self, Batch, Feed, MAX_BATCH, Urgency, WAIT};
 use crate::api::tool::{self, ToolResult, render};
 use crate::api::types::{
-    ActionParams, ApiError, Attached, Event, EventsAckParams, InboxParams, Label, PROGRAM_VERSION,
-    PageSize, RoomHistoryParams, RoomsParams,
+    ActionParams, ApiError, Attached, Event, EventsAckParams, EventsGivenParams, InboxParams,
+    Label, PROGRAM_VERSION, PageSize, RoomHistoryParams, RoomsParams,
 };
 use crate::codec::text::{escape_json, escape_untrusted};
 
@@ -34,8 +34,6 @@ const CLAUDE_CODE: &str = "claude-code";
 /// Its capability and notification (`surfaces.md` 3).
 const CHANNEL: &str = "claude/channel";
 const CHANNEL_NOTIFICATION: &str = "notifications/claude/channel";
-/// The tool that waits.
-const WAIT: &str = "wait_for_messages";
 /// How long it waits when nobody says. Clients give a call 60 s as a rule.
 const WAIT_SECS: u64 = 25;
 /// How long it waits at most.
@@ -103,12 +101,18 @@ impl Server {
         let batch = if let Some((text, more)) = again {
             Some(Batch { text, more })
         } else if self.given.lock().has_room() {
+            // Hooks bring messages too, each once.
+            let given = EventsGivenParams { seq: shown.feed.shown() };
+            shown.feed.skip(connected.client.call(given).await?.through);
             let page = PageSize::try_from(PAGE).ok();
             let inbox =
                 connected.client.call(InboxParams { wait: None, max: page, peek: None }).await?;
             let batch = shown.feed.batch(&inbox.events, inbox.more, MAX_BATCH);
             if let Some(batch) = &batch {
-                self.given.lock().give(&context.id, &batch.text, shown.feed.shown());
+                let seq = shown.feed.shown();
+                self.given.lock().give(&context.id, &batch.text, seq);
+                // A hook may run as soon as the answer is there.
+                connected.client.call(EventsGivenParams { seq }).await?;
             }
             batch
         } else {
@@ -137,7 +141,7 @@ impl Server {
         }
         content.push(ContentBlock::text(text));
         if let Some(batch) = batch {
-            content.push(ContentBlock::text(incoming(&batch)));
+            content.push(ContentBlock::text(batch.incoming()));
         }
         if result.is_error {
             CallToolResult::error(content)
@@ -192,7 +196,7 @@ impl Server {
             let news = self.link.news();
             match self.batch(context).await {
                 Ok(Some(batch)) => {
-                    return CallToolResult::success(vec![ContentBlock::text(incoming(&batch))]);
+                    return CallToolResult::success(vec![ContentBlock::text(batch.incoming())]);
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -236,7 +240,7 @@ impl Server {
             // Looking acknowledges nothing.
             let batch = Feed::default().batch(&inbox.events, inbox.more, MAX_BATCH);
             return Ok(
-                batch.map_or_else(|| "No messages wait.".to_owned(), |batch| incoming(&batch))
+                batch.map_or_else(|| "No messages wait.".to_owned(), |batch| batch.incoming())
             );
         }
         if uri == ROOMS_URI {
@@ -278,11 +282,6 @@ impl Shown {
             });
         }
     }
-}
-
-fn incoming(batch: &Batch) -> String {
-    let more = if batch.more { format!("\n(more wait: call {WAIT})") } else { String::new() };
-    format!("📬 Incoming messages:\n{}{more}", batch.text)
 }
 
 /// `%2F` and its like in a resource's address.

@@ -3,11 +3,14 @@
 
 use std::path::PathBuf;
 
+use jiff::Timestamp;
+
 use super::link::Link;
 use crate::api::tool::ToolResult;
 use crate::api::tool::render::refusal;
-use crate::api::tool::vault::{VaultTool, answered, asked};
-use crate::api::types::{ApiError, VaultCallParams};
+use crate::api::tool::vault::{VaultTool, answered, asked, delegated};
+use crate::api::types::{ApiError, Time, VaultCallParams, VaultDelegateParams};
+use crate::codec::time::UnixMillis;
 use crate::vault::{Asked, Options, Request, VaultError, Workspace};
 
 /// Bytes of a whole answer of a shared vault: a model is shown little of it at a time.
@@ -22,6 +25,12 @@ pub(super) async fn call(
 ) -> ToolResult {
     match VaultTool::parse(arguments) {
         Ok(VaultTool::Request(params)) => asked(&link.call(params).await),
+        Ok(VaultTool::Delegate(params, lasts)) => {
+            let now = UnixMillis(u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0));
+            let expires = lasts.map(|secs| Time(now.plus(secs.get() * 1000)));
+            let to = params.agent.clone();
+            delegated(&to, &link.call(VaultDelegateParams { expires, ..params }).await)
+        }
         Ok(VaultTool::Command { at: Some(at), call, offset }) => {
             let answer = match link.connected().await {
                 Ok(connected) => connected.client.vault_answer(&call, MAX_ANSWER).await,

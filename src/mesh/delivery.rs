@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::events::{DeliveryEvent, DeliveryState};
+use super::replica::Message as _;
 use super::session::APPROVAL_WINDOW_MS;
 use super::wire::room_path::RoomPath;
 use crate::codec::cbor::{self, Value};
@@ -97,20 +98,21 @@ impl Mailbox {
     }
 
     /// A mailbox as it was stored: how far it was acknowledged, what had been acknowledged lately,
-    /// and what waits (with when it came and its encoded size), both by rising numbers.
+    /// and what waits (with when it came), both by rising numbers.
     #[must_use]
     pub fn restored(
         floor: u64,
         acknowledged: u64,
         seen: Vec<(u64, (DeviceId, String))>,
-        waiting: Vec<(u64, UnixMillis, DeliveryEvent, usize)>,
+        waiting: Vec<(u64, UnixMillis, DeliveryEvent)>,
     ) -> Self {
         let highest = seen.iter().map(|(seq, _)| *seq).chain(waiting.iter().map(|w| w.0)).max();
         let mut mailbox = Self { acknowledged, ..Self::default() };
         for (seq, key) in seen {
             mailbox.note_seen(seq, key);
         }
-        for (seq, at, event, bytes) in waiting {
+        for (seq, at, event) in waiting {
+            let bytes = weight(&event);
             if let Some(key) = event.message_key() {
                 mailbox.note_seen(seq, key);
             }
@@ -133,12 +135,8 @@ impl Mailbox {
 
     /// Takes an event. Full: informational events make room for messages, oldest first; when only
     /// messages are left, the new one is refused.
-    pub fn push(
-        &mut self,
-        event: Arc<DeliveryEvent>,
-        bytes: usize,
-        at: UnixMillis,
-    ) -> Result<u64, MailboxFull> {
+    pub fn push(&mut self, event: Arc<DeliveryEvent>, at: UnixMillis) -> Result<u64, MailboxFull> {
+        let bytes = weight(&event);
         while self.events.len() >= MAX_MAILBOX_EVENTS || self.bytes + bytes > MAX_MAILBOX_BYTES {
             let informational = self.events.iter().position(|held| !is_kept(held, at));
             match informational.and_then(|index| self.events.remove(index)) {
@@ -269,7 +267,19 @@ fn is_kept(held: &Numbered, now: UnixMillis) -> bool {
     }
 }
 
-/// Encoded size of an event, for the bounds.
+/// About what an event weighs in memory, for the bounds. Messages, which come by the ten thousand,
+/// are not encoded for it.
+fn weight(event: &DeliveryEvent) -> usize {
+    /// Ids and what holds it all together.
+    const FIXED: usize = 512;
+    match event {
+        DeliveryEvent::RoomMessage { message } => FIXED + message.room.len() + message.weight(),
+        DeliveryEvent::Dm { message } => FIXED + message.weight(),
+        other => event_bytes(other).len(),
+    }
+}
+
+/// An event as it is stored.
 #[must_use]
 pub fn event_bytes(event: &DeliveryEvent) -> Vec<u8> {
     cbor::to_value(event).map(|value| value.encode()).unwrap_or_default()
@@ -560,29 +570,38 @@ mod tests {
     fn numbers_rise_and_acknowledging_releases_in_order() {
         let mut mailbox = Mailbox::default();
         for n in 0..3 {
-            assert_eq!(mailbox.push(Arc::new(dm(n)), 10, UnixMillis(n)), Ok(n + 1));
+            assert_eq!(mailbox.push(Arc::new(dm(n)), UnixMillis(n)), Ok(n + 1));
         }
         assert!(mailbox.has_seen(&(id(1), format!("{:032x}", 0))));
         assert_eq!(mailbox.acknowledge(2).len(), 2);
         assert_eq!(mailbox.after(0).map(|held| held.seq).collect::<Vec<_>>(), vec![3]);
         assert_eq!(mailbox.acknowledge(99).len(), 1);
         assert_eq!(mailbox.acknowledged(), 3);
-        assert_eq!(mailbox.push(Arc::new(dm(9)), 10, UnixMillis(9)), Ok(4));
+        assert_eq!(mailbox.push(Arc::new(dm(9)), UnixMillis(9)), Ok(4));
     }
 
     #[test]
     fn a_full_mailbox_gives_up_news_but_never_messages() {
         let mut mailbox = Mailbox::default();
-        mailbox.push(Arc::new(info()), 1, UnixMillis(0)).unwrap();
+        mailbox.push(Arc::new(info()), UnixMillis(0)).unwrap();
         for n in 0..MAX_MAILBOX_EVENTS as u64 {
-            mailbox.push(Arc::new(dm(n)), 1, UnixMillis(n)).unwrap();
+            mailbox.push(Arc::new(dm(n)), UnixMillis(n)).unwrap();
         }
         assert_eq!(mailbox.len(), MAX_MAILBOX_EVENTS);
-        assert_eq!(mailbox.push(Arc::new(dm(1 << 40)), 1, UnixMillis(0)), Err(MailboxFull));
-        assert_eq!(
-            Mailbox::default().push(Arc::new(dm(1)), MAX_MAILBOX_BYTES + 1, UnixMillis(0)),
-            Err(MailboxFull)
-        );
+        assert_eq!(mailbox.push(Arc::new(dm(1 << 40)), UnixMillis(0)), Err(MailboxFull));
+        // Or too many bytes.
+        let text = 64 * 1024;
+        let mut mailbox = Mailbox::default();
+        let large = |n: u64| match dm(n) {
+            DeliveryEvent::Dm { message } => {
+                DeliveryEvent::Dm { message: DmMessage { content: "x".repeat(text), ..message } }
+            }
+            other => other,
+        };
+        let taken = (0..).take_while(|n| mailbox.push(Arc::new(large(*n)), UnixMillis(0)).is_ok());
+        let taken = taken.count();
+        let bound = MAX_MAILBOX_BYTES / text;
+        assert!(taken < bound && taken > bound * 9 / 10, "{taken} of {bound}");
     }
 
     #[test]
@@ -593,18 +612,18 @@ mod tests {
         };
         let mut mailbox = Mailbox::default();
         for n in 0..MAX_MAILBOX_EVENTS {
-            mailbox.push(Arc::new(ask(n)), 1, UnixMillis(n as u64)).unwrap();
+            mailbox.push(Arc::new(ask(n)), UnixMillis(n as u64)).unwrap();
         }
         let open = UnixMillis(APPROVAL_WINDOW_MS);
-        assert_eq!(mailbox.push(Arc::new(dm(1)), 1, open), Err(MailboxFull));
-        mailbox.push(Arc::new(dm(1)), 1, UnixMillis(open.0 + 1)).unwrap();
+        assert_eq!(mailbox.push(Arc::new(dm(1)), open), Err(MailboxFull));
+        mailbox.push(Arc::new(dm(1)), UnixMillis(open.0 + 1)).unwrap();
         assert!(!mailbox.holds(&ask(0)) && mailbox.holds(&ask(1)) && mailbox.holds(&dm(1)));
     }
 
     #[test]
     fn a_message_waits_until_it_is_acknowledged_and_stays_seen() {
         let mut mailbox = Mailbox::default();
-        let seq = mailbox.push(Arc::new(dm(1)), 10, UnixMillis(0)).unwrap();
+        let seq = mailbox.push(Arc::new(dm(1)), UnixMillis(0)).unwrap();
         let key = (id(1), format!("{:032x}", 1));
         assert_eq!(mailbox.waiting(&key).map(|held| held.seq), Some(seq));
         mailbox.acknowledge(seq);
@@ -614,12 +633,14 @@ mod tests {
     #[test]
     fn an_event_taken_back_makes_room() {
         let mut mailbox = Mailbox::default();
-        mailbox.push(Arc::new(info()), 10, UnixMillis(0)).unwrap();
-        mailbox.push(Arc::new(dm(1)), 20, UnixMillis(0)).unwrap();
+        mailbox.push(Arc::new(dm(1)), UnixMillis(0)).unwrap();
+        let before = mailbox.bytes;
+        mailbox.push(Arc::new(info()), UnixMillis(0)).unwrap();
+        assert!(mailbox.bytes > before);
         mailbox.withdraw(&info());
         assert!(!mailbox.holds(&info()));
-        assert_eq!((mailbox.len(), mailbox.bytes), (1, 20));
-        assert_eq!(mailbox.push(Arc::new(info()), 10, UnixMillis(0)), Ok(3));
+        assert_eq!((mailbox.len(), mailbox.bytes), (1, before));
+        assert_eq!(mailbox.push(Arc::new(info()), UnixMillis(0)), Ok(3));
     }
 
     #[test]
@@ -629,27 +650,32 @@ mod tests {
             RUN_SEQ_STEP,
             5,
             vec![(3, key(3)), (5, key(5))],
-            vec![(7, UnixMillis(70), dm(7), 10), (8, UnixMillis(80), info(), 20)],
+            vec![(7, UnixMillis(70), dm(7)), (8, UnixMillis(80), info())],
         );
         assert_eq!(mailbox.acknowledged(), 5);
         assert!([3, 5, 7].iter().all(|n| mailbox.has_seen(&key(*n))) && !mailbox.has_seen(&key(4)));
         assert_eq!(mailbox.after(0).map(|held| held.seq).collect::<Vec<_>>(), vec![7, 8]);
-        assert_eq!((mailbox.oldest(), mailbox.bytes), (Some(UnixMillis(70)), 30));
-        assert_eq!(mailbox.push(Arc::new(dm(9)), 1, UnixMillis(90)), Ok(RUN_SEQ_STEP + 1));
+        assert_eq!(mailbox.oldest(), Some(UnixMillis(70)));
+        let mut same = Mailbox::default();
+        for event in [dm(7), info()] {
+            same.push(Arc::new(event), UnixMillis(70)).unwrap();
+        }
+        assert_eq!(mailbox.bytes, same.bytes);
+        assert_eq!(mailbox.push(Arc::new(dm(9)), UnixMillis(90)), Ok(RUN_SEQ_STEP + 1));
         // Acknowledged and nothing left: the numbers still do not begin anew.
         let mut empty = Mailbox::restored(0, 5, Vec::new(), Vec::new());
-        assert_eq!(empty.push(Arc::new(dm(9)), 1, UnixMillis(90)), Ok(6));
+        assert_eq!(empty.push(Arc::new(dm(9)), UnixMillis(90)), Ok(6));
     }
 
     #[test]
     fn what_a_mailbox_lets_go_of_is_told_once() {
         let mut mailbox = Mailbox::default();
-        mailbox.push(Arc::new(info()), 1, UnixMillis(0)).unwrap();
+        mailbox.push(Arc::new(info()), UnixMillis(0)).unwrap();
         for n in 0..MAX_SEEN as u64 + 2 {
-            let seq = mailbox.push(Arc::new(dm(n)), 1, UnixMillis(n)).unwrap();
+            let seq = mailbox.push(Arc::new(dm(n)), UnixMillis(n)).unwrap();
             mailbox.acknowledge(seq);
         }
-        mailbox.push(Arc::new(info()), 1, UnixMillis(0)).unwrap();
+        mailbox.push(Arc::new(info()), UnixMillis(0)).unwrap();
         mailbox.withdraw(&info());
         let losses = mailbox.take_losses();
         assert_eq!(losses.unseen, Some(3), "the two oldest messages were the events 2 and 3");

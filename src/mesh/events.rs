@@ -112,6 +112,17 @@ pub enum DeliveryEvent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         room: Option<String>,
     },
+    /// Several messages this agent sent were read, which one receipt told. (Ours alone: the
+    /// reference has a [`Self::DeliveryStatus`] for each, as we have for a receipt of one.)
+    MessagesRead {
+        /// Their hex ids, oldest first.
+        message_ids: Vec<String>,
+        /// The reader.
+        agent: DeviceId,
+        /// Room path; absent for direct messages.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        room: Option<String>,
+    },
     /// An invited agent said no.
     InviteDeclined {
         /// Room path.
@@ -253,7 +264,7 @@ impl DeliveryEvent {
             | Self::InviteDeclined { room, .. }
             | Self::JoinOutcome { room, .. }
             | Self::RoomJoinRequest { room, .. } => Some(room),
-            Self::DeliveryStatus { room, .. } => room.as_deref(),
+            Self::DeliveryStatus { room, .. } | Self::MessagesRead { room, .. } => room.as_deref(),
             _ => None,
         }
     }

@@ -1,11 +1,12 @@
 //! The durable changes a node asks its store for. Values only: how they reach a disk is the
 //! store's matter. A batch is all or nothing.
 //!
-//! Stored records begin with the number of their variant: new variants go to the end, and a change
-//! of an old one is another version of the store (`store::disk`).
+//! Stored records begin with the number of their variant: new variants go to the end, and every change,
+//! a new one as well, makes another format of the store (`store::disk`).
 
 use serde::{Deserialize, Serialize};
 
+use super::records::ConsentPolicy;
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
 
@@ -265,6 +266,39 @@ pub enum Record {
         /// Id of the token.
         token: [u8; 16],
     },
+    /// An agent has asked for the use of somebody's share.
+    Sought {
+        /// Who asks.
+        agent: DeviceId,
+        /// Whom.
+        owner: DeviceId,
+        /// Which capability.
+        capability: String,
+        /// The share.
+        path: String,
+        /// Nobody waits for it after this.
+        until: UnixMillis,
+        /// Until when it is needed.
+        valid_until: Option<UnixMillis>,
+    },
+    /// That is decided, or over.
+    SoughtDone {
+        /// Who asked.
+        agent: DeviceId,
+        /// Whom.
+        owner: DeviceId,
+        /// Which capability.
+        capability: String,
+        /// The share.
+        path: String,
+    },
+    /// An agent has said who may begin conversations with it.
+    Consent {
+        /// Whose.
+        agent: DeviceId,
+        /// What it said.
+        policy: ConsentPolicy,
+    },
 }
 
 impl Record {
@@ -282,10 +316,13 @@ impl Record {
             | Self::Outgoing { agent, .. }
             | Self::OutgoingDone { agent, .. }
             | Self::Opened { agent, .. }
+            | Self::Consent { agent, .. }
             | Self::Invited { agent, .. }
             | Self::InvitedDone { agent, .. }
             | Self::Asked { agent, .. }
-            | Self::AskedDone { agent, .. } => Some(*agent),
+            | Self::AskedDone { agent, .. }
+            | Self::Sought { agent, .. }
+            | Self::SoughtDone { agent, .. } => Some(*agent),
             Self::Start { .. }
             | Self::Copy { .. }
             | Self::CopyDone { .. }

@@ -354,6 +354,22 @@ pub struct PeerInfo {
     pub host: Option<String>,
 }
 
+/// Who may begin a conversation with an agent of ours. What it has agreed to stays so, and a grant
+/// (`rooms.md` 3.12) always opens one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConsentPolicy {
+    /// Whoever the agent, or its user, says yes to.
+    #[default]
+    Ask,
+    /// Agents of the same user without a question; others ask.
+    SamePrincipal,
+    /// Everybody.
+    Open,
+    /// Nobody.
+    Closed,
+}
+
 /// A moment as the protocol sees it: a monotonic reading for deadlines and the wall clock for
 /// everything that other machines judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -253,6 +253,8 @@ pub struct HistoryChange {
 pub trait Message {
     /// Hex id.
     fn id(&self) -> &str;
+    /// Author.
+    fn author(&self) -> DeviceId;
     /// Readers.
     fn read_by(&mut self) -> &mut Vec<DeviceId>;
     /// Bytes of its text.
@@ -273,6 +275,9 @@ impl Message for RoomMessage {
     fn id(&self) -> &str {
         &self.id
     }
+    fn author(&self) -> DeviceId {
+        self.from
+    }
     fn read_by(&mut self) -> &mut Vec<DeviceId> {
         &mut self.read_by
     }
@@ -291,6 +296,9 @@ impl Message for RoomMessage {
 impl Message for DmMessage {
     fn id(&self) -> &str {
         &self.id
+    }
+    fn author(&self) -> DeviceId {
+        self.from
     }
     fn read_by(&mut self) -> &mut Vec<DeviceId> {
         &mut self.read_by
@@ -315,7 +323,7 @@ impl<M: Message> History<M> {
         if self.by_id.contains_key(message.id()) {
             let readers = std::mem::take(message.read_by());
             for reader in readers {
-                self.mark_read(message.id(), reader);
+                self.mark_read(message.id(), None, reader);
             }
             return None;
         }
@@ -364,15 +372,18 @@ impl<M: Message> History<M> {
         self.append(message, at);
     }
 
-    /// Notes a reader. True when the message is held.
-    pub fn mark_read(&mut self, id: &str, reader: DeviceId) -> bool {
+    /// Notes a reader of a message, if `of` wrote it and none else counts (`None`: whoever wrote
+    /// it). True when that is news.
+    fn mark_read(&mut self, id: &str, of: Option<DeviceId>, reader: DeviceId) -> bool {
         let Some(seq) = self.by_id.get(id).copied() else { return false };
-        if let Some(held) = self.find_mut(id)
-            && add_reader(held.read_by(), reader)
-        {
+        let Some(position) = self.position_of(seq) else { return false };
+        let Some(held) = self.messages.get_mut(position) else { return false };
+        let news =
+            of.is_none_or(|author| held.author() == author) && add_reader(held.read_by(), reader);
+        if news {
             self.reread.insert(seq);
         }
-        true
+        news
     }
 
     /// What has to be stored since this was asked last; of changed readers only if wanted.
@@ -427,13 +438,12 @@ impl<M: Message> History<M> {
         self.messages.get(self.position(id)?)
     }
 
-    fn find_mut(&mut self, id: &str) -> Option<&mut M> {
-        let position = self.position(id)?;
-        self.messages.get_mut(position)
+    fn position(&self, id: &str) -> Option<usize> {
+        self.position_of(*self.by_id.get(id)?)
     }
 
-    fn position(&self, id: &str) -> Option<usize> {
-        usize::try_from(self.by_id.get(id)? - self.first_seq()).ok()
+    fn position_of(&self, seq: u64) -> Option<usize> {
+        usize::try_from(seq.checked_sub(self.first_seq())?).ok()
     }
 
     fn first_seq(&self) -> u64 {
@@ -1024,16 +1034,25 @@ impl Replica {
         Some(self.dm_histories.entry(path.clone()).or_insert_with(new))
     }
 
-    /// Notes the reader of a message, if it is held.
-    pub fn mark_read(&mut self, path: &RoomPath, id: &str, reader: DeviceId) {
-        if let Some(history) = self.room_histories.get_mut(path) {
-            history.mark_read(id, reader);
+    /// Notes the reader of messages, where they are held, by whomever or by `of` alone. Gives back
+    /// those for which that is news.
+    pub fn mark_read(
+        &mut self,
+        path: &RoomPath,
+        mut ids: Vec<String>,
+        of: Option<DeviceId>,
+        reader: DeviceId,
+    ) -> Vec<String> {
+        let mut rooms = self.room_histories.get_mut(path);
+        let mut dms = self.dm_histories.get_mut(path);
+        ids.retain(|id| {
+            rooms.as_mut().is_some_and(|history| history.mark_read(id, of, reader))
+                || dms.as_mut().is_some_and(|history| history.mark_read(id, of, reader))
+        });
+        if !ids.is_empty() {
             self.changed_histories.insert(path.clone());
         }
-        if let Some(history) = self.dm_histories.get_mut(path) {
-            history.mark_read(id, reader);
-            self.changed_histories.insert(path.clone());
-        }
+        ids
     }
 
     /// All room histories.
@@ -1303,10 +1322,11 @@ mod tests {
         let newest = MAX_HISTORY_MESSAGES as u64 + 10;
         assert_eq!(kept[kept.len() - 1], (newest, format!("{:032x}", newest - 1).as_str()));
         assert!(
-            history.find(&message(9).id).is_none() && !history.mark_read(&message(9).id, id(3))
+            history.find(&message(9).id).is_none()
+                && !history.mark_read(&message(9).id, None, id(3))
         );
         assert_eq!(history.add(message(9), UnixMillis(1)), Some(newest + 1));
-        assert!(history.mark_read(&message(9).id, id(3)));
+        assert!(history.mark_read(&message(9).id, None, id(3)));
         assert_eq!(history.find(&message(9).id).unwrap().read_by, vec![id(1), id(3)]);
     }
 }

@@ -24,9 +24,11 @@ mod kind {
     pub(super) const REVOCATION: u8 = 12;
     pub(super) const SHARE: u8 = 13;
     pub(super) const SHARE_GRANT: u8 = 14;
+    pub(super) const CONSENT: u8 = 15;
+    pub(super) const SOUGHT: u8 = 16;
     /// Those that belong to one agent.
-    pub(super) const OF_AGENT: [u8; 8] =
-        [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED];
+    pub(super) const OF_AGENT: [u8; 10] =
+        [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED, CONSENT, SOUGHT];
 }
 
 /// One change of the table.
@@ -104,6 +106,7 @@ pub(super) fn changes(record: &Record) -> Vec<Change> {
         Record::Outgoing { agent, number, .. } => put(of_agent(OUTGOING, agent).number(*number)),
         Record::OutgoingDone { agent, number } => remove(of_agent(OUTGOING, agent).number(*number)),
         Record::Opened { agent, path } => put(of_agent(OPENED, agent).text(path)),
+        Record::Consent { agent, .. } => put(of_agent(CONSENT, agent)),
         Record::Invited { agent, path } => put(of_agent(INVITED, agent).text(path)),
         Record::InvitedDone { agent, path } => remove(of_agent(INVITED, agent).text(path)),
         Record::Asked { agent, id, .. } => put(of_agent(ASKED, agent).text(id)),
@@ -135,6 +138,12 @@ pub(super) fn changes(record: &Record) -> Vec<Change> {
         Record::ShareGrantGone { name, token } => {
             remove(Key::of(SHARE_GRANT).text(name).token(token))
         }
+        Record::Sought { agent, owner, capability, path, .. } => {
+            put(of_agent(SOUGHT, agent).text(capability).text(path).device(owner))
+        }
+        Record::SoughtDone { agent, owner, capability, path } => {
+            remove(of_agent(SOUGHT, agent).text(capability).text(path).device(owner))
+        }
     }
 }
 
@@ -161,6 +170,7 @@ pub(super) fn only_ends(records: &[Record]) -> bool {
                 | Record::RevocationGone { .. }
                 | Record::ShareGone { .. }
                 | Record::ShareGrantGone { .. }
+                | Record::SoughtDone { .. }
                 | Record::AgentGone { .. }
         )
     })

@@ -272,6 +272,14 @@ impl Tree {
         Ok(self.stat(path)?.as_ref().map(modified))
     }
 
+    /// Bytes of the file that `path` is, links followed; `None` if nothing is there.
+    ///
+    /// # Errors
+    /// [`VaultError`].
+    pub fn size(&self, path: &str) -> Result<Option<u64>, VaultError> {
+        Ok(self.stat(path)?.map(|stat| u64::try_from(stat.st_size).unwrap_or(0)))
+    }
+
     /// What `path` is, links followed; `None` if nothing is there or a link leads nowhere.
     ///
     /// # Errors

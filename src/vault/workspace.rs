@@ -30,7 +30,7 @@ use super::plan::text::{decode, has_conflict, strip};
 use super::plan::{daily, json};
 use super::scan::{self, PAGES, VAULT};
 use super::stop::Stop;
-use super::tree::{Kind, Tree};
+use super::tree::{Kind, MAX_FILE, Tree};
 use crate::identity::entropy::{Entropy, EntropyError, OsEntropy};
 
 /// The marker.
@@ -43,6 +43,9 @@ pub const FOLDERS: [&str; 4] =
 /// The state.
 pub const STATE: &str = ".echoes-vault/state.json";
 
+/// Bytes of a page whose text goes into an answer: more than people write, and what is made of it fits
+/// into memory a few times.
+const MAX_SHOWN_PAGE: u64 = 32 * 1024 * 1024;
 /// Pages searched between two looks at the limit, so that a search with many matches does not read
 /// the rest of the vault.
 const SEARCH_ROUND: usize = 1024;
@@ -336,14 +339,17 @@ impl Workspace {
         Ok(Found { ok: true, query: query.to_owned(), truncated: false, results })
     }
 
-    /// Path and text of a page.
-    fn read_page(&self, name: &str) -> Result<(String, String), VaultError> {
+    /// Path and text of a page of at most `max` bytes.
+    fn read_page(&self, name: &str, max: u64) -> Result<(String, String), VaultError> {
         self.before_reading()?;
         let file =
             name::page_file(name).map_err(|why| VaultError::Name { name: name.to_owned(), why })?;
         let path = format!("{PAGES}/{file}");
         if self.tree.kind(&path)? != Some(Kind::File) {
             return Err(VaultError::NoPage(file));
+        }
+        if self.tree.size(&path)?.is_some_and(|size| size > max) {
+            return Err(VaultError::TooLarge { path, limit: max });
         }
         let text = self.tree.text(&path)?.ok_or(VaultError::NoPage(file))?;
         Ok((self.at(&path), text))
@@ -354,16 +360,16 @@ impl Workspace {
     /// # Errors
     /// [`VaultError`].
     pub fn hash(&self, name: &str) -> Result<Hashed, VaultError> {
-        let (page, text) = self.read_page(name)?;
+        let (page, text) = self.read_page(name, MAX_FILE)?;
         Ok(Hashed { ok: true, page, sha256: sha256(&text) })
     }
 
-    /// A page's text with its hash.
+    /// A page's text with its hash, for somebody who cannot open the file.
     ///
     /// # Errors
     /// [`VaultError`].
     pub fn page(&self, name: &str) -> Result<PageText, VaultError> {
-        let (page, text) = self.read_page(name)?;
+        let (page, text) = self.read_page(name, MAX_SHOWN_PAGE)?;
         Ok(PageText { ok: true, page, sha256: sha256(&text), text })
     }
 

@@ -133,7 +133,7 @@ fn attached(reason: Value) -> Value {
 
 fn whoami() -> Value {
     json!({"id": "ab".repeat(32), "name": "ann", "harness": "cli", "cwd": "/srv",
-           "status": "active", "visibility": "visible", "tags": ["x"], "rooms": [],
+           "status": "active", "visibility": "visible", "tags": ["x"], "consent": "ask", "rooms": [],
            "principal": null, "machine": null, "version": "0.1.0"})
 }
 
@@ -151,7 +151,8 @@ fn status(health: Value) -> Value {
            "port": {"number": 19876, "held": true},
            "coordinator": {"holder": null, "term": 0, "held": false},
            "peers": [{"device": "cd".repeat(32), "address": "127.0.0.1:4000", "sessions": 1,
-                      "machineLocal": true, "since": "2026-11-29T21:51:37.991Z"}],
+                      "machineLocal": true, "since": "2026-11-29T21:51:37.991Z",
+                      "version": null}],
            "agents": 1, "queues": {"outgoing": 2, "inbound": 0, "oldestMs": 5_000},
            "health": health})
 }
@@ -296,6 +297,7 @@ fn cases() -> Vec<Case> {
                 visibility: Some(Visibility::Hidden),
                 name: None,
                 tags: None,
+                consent: None,
             }
             .into(),
             whoami(),

@@ -216,6 +216,7 @@ impl Agent {
                 name: None,
                 ephemeral,
                 project_room: None,
+                harness_pid: None,
             })
             .await
             .unwrap();

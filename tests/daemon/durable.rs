@@ -80,6 +80,7 @@ async fn mail_and_acknowledgements_outlive_the_daemon() {
         visibility: None,
         name: None,
         tags: Some(vec!["away".into()]),
+        consent: None,
     };
     eve.client.call(tagged).await.unwrap();
     drop((alice, bob, eve));
@@ -122,6 +123,7 @@ async fn shell_agents_are_in_service_again_before_anybody_asks_for_them() {
         visibility: Some(Visibility::Hidden),
         name: None,
         tags: Some(vec!["night".into()]),
+        consent: None,
     };
     alice.client.call(hidden).await.unwrap();
     let alice_id = alice.id.clone();
@@ -430,6 +432,7 @@ async fn attach(socket: &Path, name: &str) -> Option<(Client, Notifications)> {
         name: None,
         ephemeral: None,
         project_room: None,
+        harness_pid: None,
     };
     client.call(attach).await.ok()?;
     Some((client, events))

@@ -15,23 +15,7 @@ use crate::daemon::{Agent, Daemon, Ports, command};
 
 #[tokio::test]
 async fn without_descriptors_new_agents_are_refused_and_others_go_on() {
-    let ports = Ports::free();
-    let home = Arc::new(tempfile::tempdir().unwrap());
-    let inner = command(home.path(), ports, &[]);
-    let inner = inner.as_std();
-    let mut limited = Command::new("/bin/sh");
-    limited
-        .args(["-c", "ulimit -n 48 && exec \"$0\" \"$@\""])
-        .arg(inner.get_program())
-        .args(inner.get_args())
-        .env_clear()
-        .env("HOME", home.path())
-        .env("COMMSD_NO_BROADCAST", "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
-    let daemon = Daemon::spawn(limited, home, ports).await;
+    let daemon = limited_to(48).await;
     let alice = daemon.agent("alice").await;
     let mut kept = Vec::new();
     let mut refusal = None;
@@ -53,13 +37,59 @@ async fn without_descriptors_new_agents_are_refused_and_others_go_on() {
     assert!(!listed.agents.is_empty(), "the first agent is still served");
 }
 
+/// A daemon whose process may have so many files open.
+async fn limited_to(files: u32) -> Daemon {
+    let ports = Ports::free();
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    let inner = command(home.path(), ports, &[]);
+    let inner = inner.as_std();
+    let mut limited = Command::new("/bin/sh");
+    limited
+        .args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\"")])
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .env_clear()
+        .env("HOME", home.path())
+        .env("COMMSD_NO_BROADCAST", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    Daemon::spawn(limited, home, ports).await
+}
+
+/// Three hundred harness sessions, each with an agent, on the usual limit (issue 3, decision 24).
+#[tokio::test]
+async fn three_hundred_sessions_fit_the_usual_limit_of_descriptors() {
+    let daemon = limited_to(1024).await;
+    let mut sessions = Vec::new();
+    for n in 0..300 {
+        let (client, _events) = Client::connect(&daemon.socket(), "test").await.unwrap();
+        let attach = AttachParams {
+            harness: "mcp".to_owned().try_into().unwrap(),
+            cwd: format!("/session/{n}"),
+            key: None,
+            ..shell_agent("x")
+        };
+        let attached = client.call(attach).await;
+        assert!(attached.is_ok(), "session {n}: {attached:?}");
+        sessions.push(client);
+    }
+    assert_eq!(daemon.status().await.agents, 300);
+}
+
 #[tokio::test]
 async fn odd_names_and_long_texts_are_refused_by_name() {
     let daemon = Daemon::start(Ports::free()).await;
     let alice = daemon.agent("alice").await;
     for name in ["", "  ", "a\u{0}b", "a\u{1b}[31mb", "\u{85}", &"x".repeat(65)] {
-        let update =
-            UpdateParams { status: None, visibility: None, name: Some(name.into()), tags: None };
+        let update = UpdateParams {
+            status: None,
+            visibility: None,
+            name: Some(name.into()),
+            tags: None,
+            consent: None,
+        };
         let error = alice.client.call(update).await.unwrap_err();
         assert_eq!(error.code, "invalid_name", "{name:?}");
     }
@@ -99,8 +129,13 @@ async fn names_that_play_with_direction_are_shown_escaped() {
     // A directory may be called anything; an agent of ours may not call itself so.
     let name = "evil\u{202e}txt.exe";
     let agent = Agent::attach(&daemon.socket(), "mcp", None, &Path::new("/srv").join(name)).await;
-    let update =
-        UpdateParams { status: None, visibility: None, name: Some(name.into()), tags: None };
+    let update = UpdateParams {
+        status: None,
+        visibility: None,
+        name: Some(name.into()),
+        tags: None,
+        consent: None,
+    };
     let error = agent.client.call(update).await.unwrap_err();
     assert_eq!(error.code, "invalid_name");
     let output = Command::new(env!("CARGO_BIN_EXE_commsd"))
@@ -154,6 +189,7 @@ fn shell_agent(name: &str) -> AttachParams {
         name: None,
         ephemeral: None,
         project_room: None,
+        harness_pid: None,
     }
 }
 

@@ -532,6 +532,7 @@ async fn the_client_gets_typed_answers_and_notifications() {
         name: None,
         ephemeral: None,
         project_room: None,
+        harness_pid: None,
     };
     let daemon = async {
         let (_, id, request) = bench.request().await;

@@ -9,6 +9,8 @@ mod contrib;
 mod daemon;
 mod durable;
 mod events;
+mod findings;
+mod hook;
 mod hub;
 mod limits;
 mod listeners;

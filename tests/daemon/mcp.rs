@@ -14,7 +14,7 @@ use crate::bench::soon;
 use crate::daemon::{Agent, Daemon, Ports};
 
 /// A harness session.
-struct Harness {
+pub struct Harness {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: Lines<BufReader<ChildStdout>>,
@@ -52,7 +52,7 @@ impl Harness {
         Self { child, stdin, stdout, next_id: 1, pushed: Vec::new(), heard: String::new() }
     }
 
-    async fn start(home: &Path, cwd: &Path, harness: &str) -> Self {
+    pub async fn start(home: &Path, cwd: &Path, harness: &str) -> Self {
         let mut session = Self::spawn(home, cwd, harness);
         session.initialize("2025-06-18").await;
         session
@@ -98,13 +98,13 @@ impl Harness {
         id
     }
 
-    async fn ask(&mut self, method: &str, params: Value) -> Value {
+    pub async fn ask(&mut self, method: &str, params: Value) -> Value {
         let id = self.request(method, params).await;
         self.answer(id).await
     }
 
     /// A tool's whole text, and whether it is an error.
-    async fn tool(&mut self, name: &str, arguments: Value) -> (String, bool) {
+    pub async fn tool(&mut self, name: &str, arguments: Value) -> (String, bool) {
         let answer = self.ask("tools/call", json!({"name": name, "arguments": arguments})).await;
         let result = &answer["result"];
         let texts: Vec<&str> = result["content"]
@@ -119,7 +119,7 @@ impl Harness {
         (text, result["isError"] == true)
     }
 
-    async fn action(&mut self, call: Value) -> String {
+    pub async fn action(&mut self, call: Value) -> String {
         let (text, error) = self.tool("agent_comms", call).await;
         assert!(!error, "{text}");
         text
@@ -130,7 +130,7 @@ impl Harness {
     }
 
     /// Waits until what tools have said holds `wanted`; returns all of it.
-    async fn wait_for(&mut self, wanted: &str) -> String {
+    pub async fn wait_for(&mut self, wanted: &str) -> String {
         for _ in 0..6 {
             if self.heard.contains(wanted) {
                 return std::mem::take(&mut self.heard);
@@ -147,20 +147,25 @@ impl Harness {
         rooms.split(", ").filter(|room| room.contains('/')).map(str::to_owned).collect()
     }
 
-    async fn room(&mut self) -> String {
+    pub async fn room(&mut self) -> String {
         let rooms = self.rooms().await;
         assert_eq!(rooms.len(), 1, "{rooms:?}");
         rooms.into_iter().next().unwrap()
     }
 
-    async fn id(&mut self) -> String {
+    /// Ends it as a crash does.
+    pub async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    pub async fn id(&mut self) -> String {
         let text = self.action(json!({"action": "whoami"})).await;
         text.lines().next().unwrap().strip_prefix("ID: ").unwrap().to_owned()
     }
 }
 
 /// Two sessions of two harnesses in one directory, whose agents may talk.
-async fn friends(daemon: &Daemon) -> (Harness, Harness) {
+pub async fn friends(daemon: &Daemon) -> (Harness, Harness) {
     let cwd = daemon.home.path().join("work");
     let mut ann = Harness::start(daemon.home.path(), &cwd, "codex").await;
     let mut bob = Harness::start(daemon.home.path(), &cwd, "mcp").await;
@@ -689,6 +694,47 @@ async fn a_device_tells_its_version_and_the_way_to_it_and_the_graph_shows_who_is
     };
     assert_eq!(text.lines().filter(|line| edge(line)).count(), 1, "{text}");
     assert!(text.contains("\"ann\""), "{text}");
+}
+
+/// Test list 26: a model in a loop is stopped, with a reason; scripts and other places are free.
+#[tokio::test]
+async fn models_that_only_acknowledge_each_other_or_write_without_end_are_told() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    let call = |to: &str, text: &str| json!({"action": "dm", "target": to, "content": text});
+    let mut said = Vec::new();
+    for _ in 0..8 {
+        said.push(ann.tool("agent_comms", call("bob", "Thanks!")).await);
+        said.push(bob.tool("agent_comms", call("ann", "You're welcome!")).await);
+    }
+    // "you may" of their introduction was one of the eight, and "may I" too.
+    let stopped = said.iter().position(|(_, error)| *error).unwrap();
+    assert!((4..=8).contains(&stopped), "{said:?}");
+    let (text, _) = &said[stopped];
+    assert!(text.contains("loop") && text.contains("back and forth"), "{text}");
+    // Something to say goes through.
+    let (text, error) = bob.tool("agent_comms", call("ann", &"news ".repeat(60))).await;
+    assert!(!error, "{text}");
+    // To itself: the window trips.
+    let mut taken = 0;
+    let refusal = loop {
+        let (text, error) = ann.tool("agent_comms", call("ann", "note to self")).await;
+        if error {
+            break text;
+        }
+        taken += 1;
+        assert!(taken <= 30);
+    };
+    assert!(taken >= 20 && refusal.contains("too_fast") && refusal.contains("write again in"));
+    assert_eq!(daemon.event("message_damped").await["code"], "loop");
+    // The way of scripts is not judged.
+    let mut carl = daemon.agent("carl").await;
+    let mut dora = daemon.agent("dora").await;
+    carl.befriend(&mut dora).await;
+    for n in 0..40 {
+        carl.dm(&dora.id, &n.to_string(), None).await;
+    }
+    dora.wait_dm("39").await;
 }
 
 #[tokio::test]

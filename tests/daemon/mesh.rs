@@ -64,6 +64,40 @@ async fn two_daemons_meet_and_their_agents_talk() {
 }
 
 #[tokio::test]
+async fn messages_read_together_are_told_of_together() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let mut alice = daemon.agent("alice").await;
+    let mut bob = daemon.agent("bob").await;
+    alice.befriend(&mut bob).await;
+    let mut sent = Vec::new();
+    let mut last = None;
+    for text in ["one", "two", "three"] {
+        sent.push(alice.dm(&bob.id, text, None).await.message_id);
+        last = Some(bob.wait_dm(text).await);
+    }
+    bob.ack(&last.unwrap()).await;
+    let read = alice.wait_kind("messages_read").await;
+    let ids: Vec<&str> =
+        read.body["messageIds"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect();
+    // Before them the one that asked for the conversation.
+    assert_eq!(ids[1..], sent);
+    assert_eq!(read.body["agent"], bob.id.as_str());
+    assert_eq!(read.body["agentName"], "bob");
+    // One alone is told of as the reference does, and none of the three again.
+    alice.ack(&read).await;
+    let message = bob.dm(&alice.id, "and back", None).await.message_id;
+    let came = alice.wait_dm("and back").await;
+    alice.ack(&came).await;
+    let status = bob
+        .wait("a receipt", |e| {
+            e.kind() == "delivery_status" && e.body["messageId"] == message.as_str()
+        })
+        .await;
+    assert_eq!(status.body["delivery"]["status"], "read");
+    assert_eq!(alice.count_seen(|e| e.kind() == "messages_read"), 0);
+}
+
+#[tokio::test]
 async fn a_killed_holder_is_followed_and_its_agent_gets_what_it_missed() {
     let ports = Ports::free();
     let one = Daemon::start(ports).await;
@@ -283,6 +317,7 @@ async fn names_with_one_slot_name_are_not_one_agent() {
             name: None,
             ephemeral: None,
             project_room: None,
+            harness_pid: None,
         })
         .await
         .unwrap_err();
@@ -398,6 +433,7 @@ async fn a_connection_that_detaches_is_nobody_and_may_become_somebody_else() {
         name: None,
         ephemeral: None,
         project_room: None,
+        harness_pid: None,
     };
     let bob = alice.client.call(attach("bob")).await.unwrap();
     assert_ne!(bob.agent, alice.id);
@@ -420,6 +456,7 @@ async fn a_directory_is_absolute_and_real_and_what_it_is_called_is_its_own_busin
             name: name.map(str::to_owned),
             ephemeral: None,
             project_room: None,
+            harness_pid: None,
         };
         client.call(params).await
     };

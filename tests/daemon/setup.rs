@@ -180,6 +180,58 @@ fn files_that_were_not_there_are_gone_again() {
     assert_eq!(home.snapshot(), BTreeMap::new());
 }
 
+#[test]
+fn the_plugin_for_claude_code_is_written_and_taken_back_whole() {
+    let home = Home::new();
+    let plugin = home.at("it's a plugin");
+    let dir = plugin.to_str().unwrap();
+    let shown = home.run(&["setup", "--plugin", dir, "--dry-run"]);
+    assert_eq!(shown.code, Some(0), "{}", shown.stderr);
+    assert!(home.snapshot().is_empty(), "nothing is written");
+    let ran = home.run(&["setup", "--plugin", dir, "--json"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(ran.json()["state"], "written");
+    let read = |place: &str| -> Value {
+        serde_json::from_slice(&fs::read(plugin.join(place)).unwrap()).unwrap()
+    };
+    let manifest = read(".claude-plugin/plugin.json");
+    let server = &manifest["mcpServers"]["agent-comms"];
+    assert_eq!(server["command"], PROGRAM);
+    assert_eq!(server["args"], json!(["mcp", "--harness", "claude-code"]));
+    assert_eq!(read(".claude-plugin/marketplace.json")["plugins"][0]["source"], "./");
+    let hooks = read("hooks/hooks.json")["hooks"].take();
+    for name in ["PostToolUse", "SessionStart", "Stop", "UserPromptSubmit"] {
+        let hook = &hooks[name][0]["hooks"][0];
+        assert_eq!(hook["command"], format!("{PROGRAM} hook --harness claude-code"), "{name}");
+    }
+    // One waits in the background, and may take as long as it waits.
+    let wake = &hooks["Stop"][0]["hooks"][1];
+    assert_eq!(wake["asyncRewake"], true);
+    let secs = wake["command"].as_str().unwrap().rsplit(' ').next().unwrap();
+    assert!(wake["timeout"].as_u64().unwrap() > secs.parse().unwrap());
+    // What the hooks run is a command line that this program takes.
+    let words = hooks["Stop"][0]["hooks"][1]["command"].as_str().unwrap().split(' ');
+    let args: Vec<&str> = words.skip(1).collect();
+    assert_eq!(home.run(&args).code, Some(0));
+    assert_eq!(fs::read_dir(plugin.join("commands")).unwrap().count(), 11);
+
+    assert_eq!(home.run(&["setup", "--plugin", dir, "--json"]).json()["state"], "unchanged");
+    fs::write(plugin.join("commands/mine.md"), "mine").unwrap();
+    fs::write(plugin.join("commands/dm.md"), "changed").unwrap();
+    let ran = home.run(&["setup", "--plugin", dir, "--remove", "--json"]);
+    assert_eq!((ran.code, ran.json()["state"].clone()), (Some(0), json!("removed")));
+    let left: Vec<PathBuf> = home.snapshot().into_keys().collect();
+    assert_eq!(left, [plugin.join("commands/dm.md"), plugin.join("commands/mine.md")]);
+    // A folder with other things in it is not ours; nor are two servers for one session.
+    let ran = home.run(&["setup", "--plugin", dir, "--json"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.contains("plugin_foreign"), "{}", ran.stderr);
+    assert_eq!(home.run(&["setup", "claude"]).code, Some(0));
+    let ran = home.run(&["setup", "--plugin", home.at("p").to_str().unwrap(), "--json"]);
+    assert!(ran.stderr.contains("config_both"), "{}", ran.stderr);
+    assert!(!home.at("p").exists());
+}
+
 /// D6: what cannot be parsed is never overwritten.
 #[test]
 fn what_cannot_be_parsed_is_refused_and_the_others_are_done() {

@@ -3,7 +3,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use commsd::api::types::{VaultCallParams, VaultOp};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
@@ -161,7 +164,6 @@ impl Pair {
 async fn a_vault_is_read_and_written_by_whom_its_operator_lets() {
     let pair = Pair::new().await;
     pair.there(&["search", "jwt"], "").await.refused(1, "vault request");
-    pair.ask(&[]).await.refused(1, "not_shared");
     let shared = pair.share("--write").await;
     assert_eq!((&shared["name"], &shared["mode"]), (&json!("notes"), &json!("write")));
     assert_eq!(shared["path"], pair.project.to_str().unwrap());
@@ -407,4 +409,359 @@ async fn agents_of_the_sharing_daemon_ask_and_have_it() {
     shell(home, &call, "").await.ok();
     let write = ["vault", "request", "alice/notes", "--as", "carol", "--write"];
     shell(home, &write, "").await.refused(1, "reading only");
+}
+
+#[tokio::test]
+async fn a_shared_vault_answers_as_a_local_one_byte_for_byte() {
+    let pair = Pair::new().await;
+    pair.share("--write").await;
+    pair.grant("--write", &[]).await;
+    let root = pair.project.to_str().unwrap();
+    let alike = async |what: &str, args: &[&str], stdin: &str| {
+        let here = pair.here(args, stdin).await;
+        let there = pair.there(args, stdin).await;
+        assert_eq!(there.code, here.code, "{what}: {}", there.stderr);
+        let (out, err) = (here.stdout.replace(root, "notes"), here.stderr.replace(root, "notes"));
+        assert_eq!(there.stderr, err, "{what}");
+        let differs = there.stdout.lines().zip(out.lines()).find(|(there, here)| there != here);
+        assert_eq!((there.stdout.len(), differs), (out.len(), None), "{what}");
+    };
+    // What acts on a terminal, and what JSON must escape.
+    let hazards = "\u{202e}right \u{9b}31m \u{85} \u{2028} \u{200b} \u{e0041} \u{7f}\t\u{1} jwt";
+    let page = PAGE.replace("# Auth", hazards);
+    std::fs::write(pair.project.join("EchoesVault/pages/odd.md"), page).unwrap();
+    // Python's idea of JSON, as deep as it goes, in a member that nobody reads.
+    let marker = pair.project.join("EchoesVault/.echoes-vault.json");
+    let text = std::fs::read_to_string(&marker).unwrap();
+    for (what, value) in [
+        ("NaN", "NaN".to_owned()),
+        ("infinities", "[Infinity, -Infinity, 1e400]".to_owned()),
+        ("big", "9".repeat(4_000)),
+        ("deep", format!("{}{}", "[".repeat(998), "]".repeat(998))),
+        ("twice", r#"1, "x": 2"#.to_owned()),
+        ("surrogate", r#""\ud800""#.to_owned()),
+        ("hidden", "\"\u{202e}\u{9b}\"".to_owned()),
+    ] {
+        let text = text.replacen('{', &format!("{{\"x\": {value},"), 1);
+        std::fs::write(&marker, text).unwrap();
+        alike(what, &["inspect"], "").await;
+        alike(what, &["status", "--format", "json"], "").await;
+        alike(what, &["search", "JWT", "--limit", "1_0"], "").await;
+        alike(what, &["hash", "odd"], "").await;
+        for payload in [
+            r#"{"entry": NaN}"#,
+            r#"{"entry": "\ud800"}"#,
+            "[]",
+            "{",
+            r#"{"filename": "auth", "content": "x"}"#,
+        ] {
+            alike(what, &["append"], payload).await;
+            alike(what, &["upsert"], payload).await;
+        }
+    }
+    std::fs::write(&marker, text).unwrap();
+    for refused in [
+        &["search", " \u{1c}"][..],
+        &["hash", "nowhere"],
+        &["hash", "../auth"],
+        &["hash", " "],
+        &["search", "x", "--limit", "-5"],
+        &["search", "x", "--limit", "99999999999999999999"],
+        &["search", "x", "--limit", "9999999999999999999"],
+    ] {
+        alike("refusals", refused, "").await;
+    }
+    let odd = r#"{"entry": "a", "y": NaN, "agent": 5}"#;
+    alike("agent", &["append"], odd).await;
+    let ignored = r#"{"entry": "a", "y": [NaN, {"\ud800": 1e400}], "y": 2}"#;
+    pair.there(&["append"], ignored).await.ok();
+    // Another protocol: read and written by nobody, wherever it is asked.
+    std::fs::write(&marker, "{\"protocolVersion\": \"2.0.0\"}").unwrap();
+    alike("protocol", &["search", "jwt"], "").await;
+    alike("protocol", &["append"], r#"{"entry": "x"}"#).await;
+}
+
+#[tokio::test]
+async fn a_permission_is_passed_on_and_ends_with_the_one_it_hangs_from() {
+    let pair = Pair::new().await;
+    let carol = pair.two.agent("carol").await;
+    pair.one.has_met(&carol.id).await;
+    pair.share("--write").await;
+    pair.grant("--write", &["--delegations", "1"]).await;
+    let two = pair.two.home.path().to_owned();
+    let as_carol = async |args: &[&str], stdin: &str| {
+        let args: Vec<&str> =
+            ["vault", "--at", "alice/notes", "--as", "carol"].iter().chain(args).copied().collect();
+        shell(&two, &args, stdin).await
+    };
+    let delegate = async |args: &[&str]| {
+        let first = ["vault", "delegate", "alice/notes", "--as", "bob", "--json"];
+        let args: Vec<&str> = first.iter().chain(args).copied().collect();
+        shell(&two, &args, "").await
+    };
+    as_carol(&["index"], "").await.refused(1, "no permission to read");
+    delegate(&["carol", "--delegations", "1"]).await.refused(1, "invalid_delegations");
+    delegate(&["nobody"]).await.refused(1, "");
+    delegate(&[]).await.refused(2, "two arguments");
+    let passed = delegate(&["carol", "--read", "--for", "3600"]).await.ok();
+    assert_eq!((&passed["mode"], &passed["status"]), (&json!("read"), &json!("granted")));
+    as_carol(&["hash", "auth"], "").await.ok();
+    let note = json!({"entry": "- carol was here"}).to_string();
+    as_carol(&["append"], &note).await.refused(1, "no permission to write");
+    delegate(&["carol", "--write"]).await.ok();
+    assert_eq!(as_carol(&["append"], &note).await.ok()["agent"], "carol");
+    // Hers cannot be passed on; the owner's list has the one that he gave.
+    let again = ["vault", "delegate", "alice/notes", "bob", "--as", "carol", "--write"];
+    shell(&two, &again, "").await.refused(1, "cannot be passed on");
+    let shares = pair.owner(&["vault", "shares", "--json"]).await.ok();
+    assert_eq!(shares["shares"][0]["grants"].as_array().unwrap().len(), 1);
+    // It outlives a restart of the holder's daemon, and ends with bob's.
+    let Pair { one, two: daemon, project } = pair;
+    let ports = daemon.ports;
+    let home = daemon.home.clone();
+    daemon.kill().await;
+    let daemon = Daemon::start_with(home, ports, &[]).await;
+    let carol = daemon.agent("carol").await;
+    let bob = daemon.agent("bob").await;
+    one.has_met(&carol.id).await;
+    one.has_met(&bob.id).await;
+    let pair = Pair { one, two: daemon, project };
+    as_carol(&["hash", "auth"], "").await.ok();
+    pair.owner(&["vault", "revoke", "notes", "bob"]).await;
+    as_carol(&["hash", "auth"], "").await.refused(1, "taken back");
+    as_carol(&["append"], &note).await.refused(1, "taken back");
+}
+
+fn call(op: VaultOp) -> VaultCallParams {
+    VaultCallParams {
+        at: "alice/notes".into(),
+        op,
+        page: None,
+        query: None,
+        limit: None,
+        payload: None,
+        payload_file: None,
+        confirmed: None,
+        offset: None,
+    }
+}
+
+fn entries(project: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for day in std::fs::read_dir(project.join("EchoesVault/daily")).unwrap() {
+        for entry in std::fs::read_dir(day.unwrap().path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|ext| ext == "md") {
+                let text = std::fs::read_to_string(path).unwrap();
+                found.push(text.lines().last().unwrap().to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[tokio::test]
+async fn calls_that_mean_no_good_change_nothing() {
+    let pair = Pair::new().await;
+    pair.share("--write").await;
+    pair.grant("--write", &[]).await;
+    let bob = pair.two.agent("bob").await;
+    let before = entries(&pair.project);
+    let note = Some(json!({"entry": "x"}).to_string());
+    let end = Some(json!({"dailySummary": "x"}).to_string());
+    for (what, params, code) in [
+        // It would be written, and answered with "malformed".
+        (
+            "a part of a writing",
+            VaultCallParams { payload: note.clone(), offset: Some(1), ..call(VaultOp::Append) },
+            "malformed_params",
+        ),
+        (
+            "an end that nobody asked for",
+            VaultCallParams { payload: end.clone(), ..call(VaultOp::End) },
+            "vault_unconfirmed",
+        ),
+        (
+            "an end that was refused",
+            VaultCallParams { payload: end, confirmed: Some(false), ..call(VaultOp::End) },
+            "vault_unconfirmed",
+        ),
+        (
+            "beyond the end",
+            VaultCallParams { offset: Some(u64::MAX), ..call(VaultOp::Index) },
+            "malformed_params",
+        ),
+        ("no page", call(VaultOp::Page), "vault_request"),
+        ("no payload", call(VaultOp::Upsert), "vault_request"),
+        (
+            "both payloads",
+            VaultCallParams {
+                payload: note,
+                payload_file: Some("/x".into()),
+                ..call(VaultOp::Append)
+            },
+            "invalid_params",
+        ),
+        (
+            "a payload that is no file",
+            VaultCallParams { payload_file: Some("/dev/zero".into()), ..call(VaultOp::Append) },
+            "vault_payload",
+        ),
+    ] {
+        let error = bob.client.call(params).await.unwrap_err();
+        assert_eq!(error.code, code, "{what}: {}", error.message);
+    }
+    assert_eq!(entries(&pair.project), before);
+}
+
+#[tokio::test]
+async fn a_share_is_the_folder_that_was_shared_and_no_link_in_its_place() {
+    let pair = Pair::new().await;
+    pair.share("--write").await;
+    pair.grant("--write", &[]).await;
+    let again = ["vault", "share", "my project", "--name", "again", "--write", "--json"];
+    pair.owner(&again).await.ok();
+    // A permission for one share says nothing about another, though it is the same folder.
+    let other = ["vault", "--at", "alice/again", "--as", "bob", "index"];
+    shell(pair.two.home.path(), &other, "").await.refused(1, "no permission");
+    let home = pair.one.home.path();
+    let secret = home.join("secret");
+    std::fs::create_dir(&secret).unwrap();
+    let root = secret.to_str().unwrap();
+    shell(home, &["vault", "--workspace", root, "init"], "").await.ok();
+    let away = home.join("away");
+    std::fs::rename(&pair.project, &away).unwrap();
+    for target in [&secret, &away] {
+        std::os::unix::fs::symlink(target, &pair.project).unwrap();
+        let note = json!({"entry": "x"}).to_string();
+        for (args, stdin) in [(&["index"][..], ""), (&["append"], note.as_str())] {
+            let ran = pair.there(args, stdin).await;
+            ran.refused(2, "the shared folder cannot be used");
+            assert!(!ran.stderr.contains("secret") && !ran.stderr.contains("away"));
+        }
+        std::fs::remove_file(&pair.project).unwrap();
+    }
+    assert_eq!(entries(&secret), Vec::<String>::new());
+    // A file, a folder without a vault.
+    std::fs::write(&pair.project, "").unwrap();
+    assert_eq!(pair.there(&["index"], "").await.code, Some(2));
+    std::fs::remove_file(&pair.project).unwrap();
+    std::fs::create_dir(&pair.project).unwrap();
+    assert_eq!(pair.there(&["index"], "").await.code, Some(2));
+    std::fs::remove_dir(&pair.project).unwrap();
+    std::fs::rename(&away, &pair.project).unwrap();
+    pair.there(&["index"], "").await.ok();
+    // A link inside that leads out, wherever it stands.
+    let daily = pair.project.join("EchoesVault/daily");
+    std::fs::remove_dir_all(&daily).unwrap();
+    std::os::unix::fs::symlink(&secret, &daily).unwrap();
+    let ran = pair.there(&["append"], "{\"entry\": \"x\"}").await;
+    assert_eq!(ran.code, Some(2), "{}", ran.stdout);
+    assert!(!ran.stderr.contains("secret"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn nothing_that_was_confirmed_is_lost_when_the_owners_daemon_is_killed() {
+    let mut pair = Pair::new().await;
+    pair.share("--write").await;
+    pair.grant("--write", &[]).await;
+    let lock = pair.project.join(".echoes-vault/lock");
+    let mut confirmed: Vec<String> = Vec::new();
+    for round in 0..3 {
+        let over = Arc::new(AtomicBool::new(false));
+        let write = |remote: bool, name: String| {
+            let over = Arc::clone(&over);
+            let home = if remote { pair.two.home.path() } else { pair.one.home.path() }.to_owned();
+            let project = pair.project.to_str().unwrap().to_owned();
+            tokio::spawn(async move {
+                let mut told = Vec::new();
+                while !over.load(Ordering::Relaxed) {
+                    let entry = format!("{name} {}", told.len());
+                    let payload = json!({"entry": entry}).to_string();
+                    let args = match remote {
+                        true => vec!["vault", "--at", "alice/notes", "--as", "bob", "append"],
+                        false => vec!["vault", "--workspace", &project, "append"],
+                    };
+                    if shell(&home, &args, &payload).await.code != Some(0) {
+                        break;
+                    }
+                    told.push(entry);
+                }
+                told
+            })
+        };
+        let writers = [
+            write(true, format!("bob {round}")),
+            write(true, format!("bob' {round}")),
+            write(false, format!("local {round}")),
+        ];
+        let begun = async {
+            while entries(&pair.project).len() < confirmed.len() + 8 {
+                tokio::time::sleep(std::time::Duration::from_millis(1 + 3 * round)).await;
+            }
+        };
+        tokio::time::timeout(HANG, begun).await.unwrap();
+        let Pair { one, two, project } = pair;
+        let (ports, home) = (one.ports, one.home.clone());
+        one.kill().await;
+        over.store(true, Ordering::Relaxed);
+        // What a killed daemon leaves behind counts as abandoned after a minute.
+        if let Ok(file) = std::fs::File::options().write(true).open(&lock) {
+            let past = std::time::SystemTime::now() - std::time::Duration::from_secs(61);
+            file.set_modified(past).unwrap();
+        }
+        for writer in writers {
+            confirmed.extend(writer.await.unwrap());
+        }
+        let one = Daemon::start_with(home, ports, &[]).await;
+        let alice = one.agent("alice").await;
+        let bob = two.agent("bob").await;
+        tokio::join!(one.has_met(&bob.id), two.has_met(&alice.id));
+        pair = Pair { one, two, project };
+        let found = entries(&pair.project);
+        for entry in &confirmed {
+            let times = found.iter().filter(|found| *found == entry).count();
+            assert_eq!(times, 1, "{entry}");
+        }
+        assert!(confirmed.iter().any(|entry| entry.starts_with("bob")), "{confirmed:?}");
+    }
+    pair.there(&["append"], "{\"entry\": \"after\"}").await.ok();
+    assert!(!lock.exists());
+    assert_eq!(pair.there(&["inspect"], "").await.ok()["health"]["issueCount"], 0);
+}
+
+#[tokio::test]
+async fn pages_that_no_answer_holds_are_refused_and_long_ones_cost_their_length() {
+    let pair = Pair::new().await;
+    pair.share("--read").await;
+    pair.grant("--read", &[]).await;
+    let page = |mb: usize| {
+        let line = format!("{}\n", "x".repeat(99));
+        let path = pair.project.join("EchoesVault/pages/big.md");
+        std::fs::write(path, format!("{PAGE}{}", line.repeat(mb * 10_000))).unwrap();
+    };
+    page(100);
+    pair.there(&["page", "big"], "").await.refused(2, "is larger than 33554432 bytes");
+    pair.there(&["hash", "big"], "").await.ok();
+    assert_eq!(pair.there(&["search", "jwt"], "").await.ok()["truncated"], false);
+    // 80 parts: made anew for each, this would take minutes.
+    page(20);
+    let begun = std::time::Instant::now();
+    let text = pair.there(&["page", "big"], "").await.ok()["text"].as_str().unwrap().len();
+    assert!(text > 20_000_000);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(15), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn whoever_asks_for_what_is_not_there_waits_like_anybody() {
+    let pair = Pair::new().await;
+    assert_eq!(pair.ask(&[]).await.ok()["status"], "pending");
+    assert_eq!(pair.owner(&["pending", "--json"]).await.ok()["requests"], json!([]));
+    pair.share("--read").await;
+    pair.accept(&[]).await;
+    pair.hears("capability_outcome").await;
+    pair.there(&["index"], "").await.ok();
+    // Whoever may read is told that there is no more.
+    pair.ask(&["--write"]).await.refused(1, "reading only");
 }

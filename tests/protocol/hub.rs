@@ -79,6 +79,7 @@ impl World {
                 user: Some(user.clone()),
                 machine: Some(machine.clone()),
                 machine_name: Some(format!("machine-of-{name}")),
+                consent: commsd::mesh::records::ConsentPolicy::Ask,
                 hub: Some(HubConfig { url: "wss://hub.test/".into(), names }),
             };
             let entropy = Box::new(SeededEntropy::new(u64::from(base)));
@@ -331,6 +332,7 @@ fn the_hub_is_left_alone_until_somebody_is_trusted() {
         status: None,
         visibility: Some(Visibility::Ghost),
         tags: None,
+        consent: None,
     };
     world.command(0, ghost);
     world.run(1_000);
@@ -394,6 +396,7 @@ fn names_go_over_the_hub_where_the_user_says_so() {
         status: None,
         visibility: Some(Visibility::Hidden),
         tags: None,
+        consent: None,
     };
     world.command(0, hide);
     world.trust(0, &[1]);

@@ -25,7 +25,9 @@ use commsd::mesh::events::DeliveryEvent;
 use commsd::mesh::node::{
     AddDevice, AgentSpec, Command, DecisionTarget, Input, Node, NodeConfig, OpId, Output,
 };
-use commsd::mesh::records::{AgentStatus, Now, RoomType, StreamingBehavior, Visibility};
+use commsd::mesh::records::{
+    AgentStatus, ConsentPolicy, Now, RoomType, StreamingBehavior, Visibility,
+};
 use commsd::mesh::session::{Origin, SessionId, SessionKind};
 use commsd::mesh::wire::frame::{Frame, ManageRequest, ManageResponse, Outcome};
 use commsd::mesh::wire::room_path::RoomPath;
@@ -124,6 +126,7 @@ impl Replay {
             user,
             machine: None,
             machine_name: None,
+            consent: ConsentPolicy::Ask,
             hub: None,
         };
         // The daemon's own device takes no part: nothing is ever connected to it.
@@ -336,6 +339,7 @@ impl Replay {
                     _ => None,
                 },
                 tags: None,
+                consent: None,
             }),
             _ => None,
         };

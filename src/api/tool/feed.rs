@@ -8,6 +8,8 @@ use super::render::device;
 use crate::api::types::Event;
 use crate::codec::text::{escape_untrusted, truncate_chars};
 
+/// The tool that waits for messages.
+pub const WAIT: &str = "wait_for_messages";
 /// Bytes of one batch: about three thousand tokens, so that a full mailbox does not bury the answer
 /// that it comes with.
 pub const MAX_BATCH: usize = 12 * 1024;
@@ -15,6 +17,8 @@ pub const MAX_BATCH: usize = 12 * 1024;
 const MIN_PART: usize = 1024;
 /// Characters of a name, path or reason within a line.
 const MAX_WORD: usize = 256;
+/// Message ids named in one line.
+const MAX_IDS: usize = 8;
 /// What every line of content begins with.
 const BAR: &str = "│ ";
 
@@ -61,14 +65,23 @@ impl Urgency {
     }
 }
 
-/// What an event is to a model: messages and questions by their sender's hint, without one at once;
-/// everything else is news (`rooms.md` 5.3).
+/// What an event is to a model: messages by their sender's hint; without one a direct message, a
+/// question, and a room's message that speaks to the agent at once; everything else is news
+/// (`rooms.md` 5.3, decision 142).
 #[must_use]
 pub fn urgency(event: &Event) -> Urgency {
     match event.kind() {
-        "dm" | "room_message" => match text(message(event), "streamingBehavior") {
+        kind @ ("dm" | "room_message") => match text(message(event), "streamingBehavior") {
             "followUp" => Urgency::FollowUp,
             "info" => Urgency::Info,
+            // What one says to oneself wakes nobody.
+            _ if event.body.get("own") == Some(&Value::Bool(true)) => Urgency::Info,
+            // A room informs; who is spoken to is woken.
+            "" if kind == "room_message"
+                && event.body.get("addressed") != Some(&Value::Bool(true)) =>
+            {
+                Urgency::Info
+            }
             _ => Urgency::Steer,
         },
         "room_invite" | "room_join_request" | "capability_request" => Urgency::Steer,
@@ -220,6 +233,26 @@ fn line(event: &Event) -> String {
                 named("agent", "agentName")
             )
         }
+        "messages_read" => {
+            let ids = event.body.get("messageIds").and_then(Value::as_array);
+            let ids = ids.map(Vec::as_slice).unwrap_or_default();
+            let shown: Vec<String> = ids
+                .iter()
+                .take(MAX_IDS)
+                .filter_map(Value::as_str)
+                .map(|id| escape_untrusted(truncate_chars(id, MAX_WORD)).to_string())
+                .collect();
+            let more = match ids.len().saturating_sub(MAX_IDS) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!(
+                "· {} read {} of your messages: {}{more}",
+                named("agent", "agentName"),
+                ids.len(),
+                shown.join(", ")
+            )
+        }
         "invite_declined" => format!(
             "· {} declined your invitation to {}: \"{}\"",
             named("agent", "agentName"),
@@ -273,6 +306,15 @@ pub struct Batch {
     pub more: bool,
 }
 
+impl Batch {
+    /// As the model sees it.
+    #[must_use]
+    pub fn incoming(&self) -> String {
+        let more = if self.more { format!("\n(more wait: call {WAIT})") } else { String::new() };
+        format!("📬 Incoming messages:\n{}{more}", self.text)
+    }
+}
+
 /// How far one model has been shown its events.
 #[derive(Clone, Debug, Default)]
 pub struct Feed {
@@ -287,6 +329,13 @@ impl Feed {
     #[must_use]
     pub fn shown(&self) -> u64 {
         self.shown
+    }
+
+    /// Everything up to `through` has come to the model in another way.
+    pub fn skip(&mut self, through: u64) {
+        if through > self.shown {
+            self.restart(through);
+        }
     }
 
     /// A new connection, or an agent whose numbers begin again: shows what is not acknowledged.
@@ -446,6 +495,20 @@ mod tests {
             [Urgency::Steer, Urgency::FollowUp, Urgency::Info]
         );
         assert_eq!(urgency(&event(1, json!({"type": "member_left"}))), Urgency::Info);
+        let mut own = dm(1, "x");
+        own.body.insert("own".into(), true.into());
+        assert_eq!(urgency(&own), Urgency::Info);
+        let post = |addressed: bool, hint: Option<&str>| {
+            let mut message = json!({"content": "x", "room": "r"});
+            if let Some(hint) = hint {
+                message["streamingBehavior"] = hint.into();
+            }
+            let body = json!({"type": "room_message", "message": message, "addressed": addressed});
+            urgency(&event(1, body))
+        };
+        assert_eq!([post(false, None), post(true, None)], [Urgency::Info, Urgency::Steer]);
+        assert_eq!(post(false, Some("steer")), Urgency::Steer);
+        assert_eq!(post(true, Some("info")), Urgency::Info);
     }
 
     proptest! {
@@ -465,7 +528,8 @@ mod tests {
         fn no_member_of_an_event_leaves_its_line(
             kind in prop::sample::select(vec![
                 "room_invite", "room_join_request", "connection_request", "member_joined",
-                "member_left", "member_status", "delivery_status", "invite_declined",
+                "member_left", "member_status", "delivery_status", "messages_read",
+                "invite_declined",
                 "name_changed", "join_outcome", "capability_request", "capability_outcome",
                 "something_new",
             ]),
@@ -475,7 +539,7 @@ mod tests {
                 "agent": word, "agentName": word, "reason": word, "oldName": word,
                 "newName": word, "status": word, "requesterId": word, "name": word,
                 "peerId": word, "connectionId": word, "code": word, "capability": word, "scopePath": word,
-                "roomDescription": word, "messageId": word,
+                "roomDescription": word, "messageId": word, "messageIds": [word],
                 "delivery": {"status": word, "reason": word, "code": word}});
             let shown = block(&event(1, body));
             let breaks = shown.contains(['\n', '\r', '\u{2028}']);

@@ -344,6 +344,7 @@ fn whoami(me: &Whoami) -> String {
     rows.push(format!("Name: {}", escape_untrusted(&me.name)));
     rows.push(format!("Harness: {}", escape_untrusted(&me.harness)));
     rows.push(format!("Visibility: {}", me.visibility));
+    rows.push(format!("Consent: {}", me.consent));
     rows.push(format!("Status: {}", me.status));
     rows.push(format!("Version: commsd {}", me.version));
     rows.push(format!("Tags: {}", or_none(&me.tags)));

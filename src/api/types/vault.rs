@@ -110,6 +110,21 @@ params! {
         wait: WaitSecs,
     }
 
+    /// `vault.delegate`: hands a permission on to another agent.
+    VaultDelegateParams {
+        /// `AGENT/SHARE` that this agent may use.
+        at: String,
+        /// Who is to have it.
+        agent: String,
+        ;
+        /// What for; `read` without it.
+        mode: VaultMode,
+        /// Until when; as long as one's own without it.
+        expires: Time,
+        /// How often it may be passed on again; not at all without it.
+        delegations_remaining: u64,
+    }
+
     /// `vault.call`: a command on a share.
     VaultCallParams {
         /// `AGENT/SHARE`.

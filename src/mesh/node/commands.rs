@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use super::super::events::DeliveryState;
 use super::super::records::MAX_TEXT_BYTES;
-use super::super::records::{AgentStatus, Now, RoomType, StreamingBehavior, Visibility};
+use super::super::records::{
+    AgentStatus, ConsentPolicy, Now, RoomType, StreamingBehavior, Visibility,
+};
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::room_path::RoomPath;
 use super::insight::Question;
 use super::rooms::Draft;
+use super::services::GrantTerms;
 use super::{Decision, Node, OpId, Output};
 use crate::codec::cbor::Value;
 use crate::codec::time::UnixMillis;
@@ -95,6 +98,8 @@ pub enum Command {
         visibility: Option<Visibility>,
         /// New labels.
         tags: Option<Vec<String>>,
+        /// Who may begin conversations with it from now on.
+        consent: Option<ConsentPolicy>,
     },
     /// Ask for permission to use somebody's share.
     AskCapability {
@@ -108,6 +113,17 @@ pub enum Command {
         valid_until: Option<UnixMillis>,
         /// How long to wait for a decision before answering.
         wait_ms: u64,
+    },
+    /// Hand a permission to use somebody's share on.
+    HandOn {
+        /// Whose share.
+        owner: DeviceId,
+        /// Its name.
+        share: String,
+        /// To whom.
+        to: DeviceId,
+        /// How far: for reading without a word of writing.
+        terms: GrantTerms,
     },
     /// Use somebody's share.
     CallService {
@@ -325,12 +341,19 @@ impl Node {
                     None => return,
                 }
             }
-            Command::Update { name, status, visibility, tags } => {
-                self.update(agent, name, status, visibility, tags, now)
+            Command::Update { name, status, visibility, tags, consent } => {
+                let updated = self.update(agent, name, status, visibility, tags, now);
+                if let (Ok(_), Some(policy)) = (&updated, consent) {
+                    self.set_consent(agent, policy);
+                }
+                updated
             }
             Command::AskCapability { owner, share, write, valid_until, wait_ms } => {
                 let what = (share, write);
                 return self.ask_capability(agent, owner, what, valid_until, wait_ms, op, now);
+            }
+            Command::HandOn { owner, share, to, terms } => {
+                return self.hand_on(agent, (owner, share), to, terms, op, now);
             }
             Command::CallService { owner, share, write, params } => {
                 return self.call_service(agent, owner, share, write, params, op, now);

@@ -580,6 +580,7 @@ impl Node {
                 Op::Send { reply_by, .. }
                 | Op::Join { reply_by, .. }
                 | Op::Ask { reply_by }
+                | Op::HandOn { reply_by, .. }
                 | Op::Plain { reply_by } => *reply_by <= now.mono,
             })
             .map(|(id, _)| *id)
@@ -603,10 +604,15 @@ impl Node {
                     let result = Ok(CommandResult::AskPending);
                     self.outputs.push_back(Output::Reply { op, result });
                 }
-                Some(Op::Plain { .. }) => self.outputs.push_back(Output::Reply {
-                    op,
-                    result: Err(CommandError::new("timeout", "the owner did not answer in time")),
-                }),
+                Some(Op::Plain { .. } | Op::HandOn { .. }) => {
+                    self.outputs.push_back(Output::Reply {
+                        op,
+                        result: Err(CommandError::new(
+                            "timeout",
+                            "the owner did not answer in time",
+                        )),
+                    })
+                }
                 None => {}
             }
         }

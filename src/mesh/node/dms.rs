@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::delivery::{MAX_QUEUED, MAX_QUEUED_MS, Queued};
 use super::super::events::DeliveryState;
 use super::super::journal::Record;
-use super::super::records::{Now, Visibility};
+use super::super::records::{ConsentPolicy, Now, Visibility};
 use super::super::session::{APPROVAL_GRACE_MS, APPROVAL_WINDOW_MS, SessionId};
 use super::super::wire::capability;
 use super::super::wire::cose::CoseSign1;
@@ -61,11 +61,49 @@ impl Node {
         let consented = self.agent(&local).is_some_and(|agent| {
             agent.opened.contains(&path) || agent.grants.contains_key(&(path.clone(), from))
         });
+        let consented = consented
+            || match self.consent(&local) {
+                ConsentPolicy::Closed => return Answer::Now(error("denied")),
+                ConsentPolicy::Open => true,
+                ConsentPolicy::SamePrincipal => self.is_same_principal(&from, now),
+                ConsentPolicy::Ask => false,
+            };
         if consented {
             self.admit(local, from, &path, vec![to], None, now);
             return Answer::Later;
         }
         self.ask_agent(local, from, session, to, path, now)
+    }
+
+    /// Who may begin conversations with an agent of ours.
+    #[must_use]
+    pub fn consent(&self, agent: &DeviceId) -> ConsentPolicy {
+        self.agent(agent).and_then(|held| held.consent).unwrap_or(self.config.consent)
+    }
+
+    pub(super) fn set_consent(&mut self, agent: DeviceId, policy: ConsentPolicy) {
+        if let Some(held) = self.agent_mut(&agent)
+            && held.consent.replace(policy) != Some(policy)
+        {
+            self.keep(Record::Consent { agent, policy });
+        }
+    }
+
+    /// Whether a device is one of our own user's: the system says so on this machine, the user's
+    /// signature on others.
+    fn is_same_principal(&self, device: &DeviceId, now: Now) -> bool {
+        let signed = || {
+            let proof = self.directory.get(device)?.agent.as_ref()?.membership.as_ref()?;
+            let token = token::parse_membership_proof(proof).ok()?;
+            let context = VerifyContext {
+                now: now.unix,
+                bearer: Some(*device),
+                revocations: &self.revocations,
+            };
+            let user = self.config.user.as_ref()?.id();
+            Some(token::verify_membership_proof(&token, &context, &user).is_ok())
+        };
+        self.is_of_our_user(device) || signed() == Some(true)
     }
 
     pub(super) fn dm(

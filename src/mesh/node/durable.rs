@@ -13,14 +13,15 @@ use super::super::journal::{Record, Ticket};
 use super::super::log::LogEvent;
 use super::super::message::{MeshMessage, Patch};
 use super::super::records::{
-    AgentRecord, AgentStatus, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord,
+    AgentRecord, AgentStatus, ConsentPolicy, DmMessage, MAX_VERSION, Now, RoomMessage, RoomRecord,
 };
 use super::super::replica::{HistoryChange, HistoryLimits, RESTORED_VERSION_STEP};
 use super::super::session::{APPROVAL_WINDOW_MS, Session};
 use super::super::wire::cose::CoseSign1;
 use super::super::wire::revocation::RevocationEntry;
 use super::super::wire::room_path::RoomPath;
-use super::{Agent, CommandError, CommandResult, Decision, Node, OpId, Output, Purpose};
+use super::services::{Sought, sought_record};
+use super::{Agent, CommandError, CommandResult, Decision, Node, OpId, Output, Purpose, TokenKey};
 use crate::codec::cbor::{self, Value};
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
@@ -94,9 +95,7 @@ fn waits_for_the_store(result: &CommandResult) -> bool {
         CommandResult::Sent { deliveries, .. } => {
             deliveries.iter().any(|d| matches!(d.state, None | Some(DeliveryState::Queued { .. })))
         }
-        CommandResult::Served(_) | CommandResult::Refused { .. } | CommandResult::AskPending => {
-            false
-        }
+        CommandResult::Served(_) | CommandResult::Refused { .. } => false,
         _ => true,
     }
 }
@@ -494,8 +493,10 @@ impl Node {
         }
         let path = |path: &RoomPath| path.to_string();
         records.extend(held.opened.iter().map(|p| Record::Opened { agent, path: path(p) }));
+        records.extend(held.consent.map(|policy| Record::Consent { agent, policy }));
         records.extend(held.invitations.iter().map(|p| Record::Invited { agent, path: path(p) }));
         records.extend(held.decisions.values().filter_map(|decision| asked(agent, decision)));
+        records.extend(held.asked.iter().map(|(key, sought)| sought_record(agent, key, sought)));
         records
     }
 
@@ -579,7 +580,6 @@ impl Node {
                     agents.entry(agent).or_default().seen.push((seq, (author, message)));
                 }
                 Record::Mailbox { agent, seq, at, event } => {
-                    let bytes = event.len();
                     let event: DeliveryEvent = read(&event, "event")?;
                     // Whoever asked has no session with us any more: it asks again.
                     if !matches!(
@@ -587,7 +587,7 @@ impl Node {
                         DeliveryEvent::ConnectionRequest { .. }
                             | DeliveryEvent::CapabilityRequest { .. }
                     ) {
-                        agents.entry(agent).or_default().mail.push((seq, at, event, bytes));
+                        agents.entry(agent).or_default().mail.push((seq, at, event));
                     }
                 }
                 Record::Outgoing { agent, recipient, number, path, params, queued_at, asks } => {
@@ -596,6 +596,9 @@ impl Node {
                 }
                 Record::Opened { agent, path } => {
                     agents.entry(agent).or_default().opened.insert(parse(&path)?);
+                }
+                Record::Consent { agent, policy } => {
+                    agents.entry(agent).or_default().consent = Some(policy);
                 }
                 Record::Invited { agent, path } => {
                     agents.entry(agent).or_default().invitations.insert(parse(&path)?);
@@ -635,6 +638,11 @@ impl Node {
                         .ok_or(RecoverError { what: "revocation" })?;
                     self.revocations.insert(source, entry);
                 }
+                Record::Sought { agent, owner, capability, path, until, valid_until } => {
+                    let key = TokenKey { owner, capability, path };
+                    let sought = Sought::restored(until, valid_until);
+                    agents.entry(agent).or_default().asked.insert(key, sought);
+                }
                 share @ (Record::Share { .. } | Record::ShareGrant { .. }) => {
                     self.restore_share(share);
                 }
@@ -650,7 +658,8 @@ impl Node {
                 | Record::MessagesGone { .. }
                 | Record::RevocationGone { .. }
                 | Record::ShareGone { .. }
-                | Record::ShareGrantGone { .. } => {}
+                | Record::ShareGrantGone { .. }
+                | Record::SoughtDone { .. } => {}
             }
         }
         if agents.is_empty() && rooms + messages == 0 {
@@ -696,6 +705,7 @@ impl Node {
                     || held.outgoing.iter().next().is_some()
                     || !held.consents.is_empty()
                     || !held.decisions.is_empty()
+                    || !held.asked.is_empty()
                     || self
                         .replica
                         .rooms()
@@ -720,11 +730,13 @@ struct Stored {
     key: String,
     acknowledged: u64,
     seen: Vec<(u64, (DeviceId, String))>,
-    mail: Vec<(u64, UnixMillis, DeliveryEvent, usize)>,
+    mail: Vec<(u64, UnixMillis, DeliveryEvent)>,
     outgoing: Vec<(DeviceId, Queued, bool)>,
     opened: BTreeSet<RoomPath>,
+    consent: Option<ConsentPolicy>,
     invitations: BTreeSet<RoomPath>,
     decisions: Vec<Decision>,
+    asked: BTreeMap<TokenKey, Sought>,
 }
 
 impl Stored {
@@ -743,7 +755,9 @@ impl Stored {
             }
         }
         agent.opened.extend(self.opened);
+        agent.consent = self.consent;
         agent.invitations = self.invitations;
+        agent.asked = self.asked;
         agent.decisions = self.decisions.into_iter().map(|d| (d.id.clone(), d)).collect();
         agent
     }

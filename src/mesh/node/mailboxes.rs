@@ -13,6 +13,7 @@ use super::super::session::{REQUEST_TIMEOUT_MS, Session, SessionId};
 use super::super::wire::room_path::RoomPath;
 use super::super::wire::scope::Scope;
 use super::requests::{error, ok};
+use super::rooms::MAX_RECEIPT_IDS;
 use super::{
     Answer, AnswerTo, HandOver, MessageRequest, Node, Op, OpId, OutRequest, Outcome, Output,
     Purpose, Stored,
@@ -31,9 +32,9 @@ const AUTHOR_FIRST_MS: u64 = 20_000;
 const HAND_OVER_AGAIN_MS: u64 = 5_000;
 /// Answer to a copy that the recipient would not have taken from its author either.
 pub(super) const NOT_PERMITTED: &str = "not_permitted";
-/// Attempts of a sender at one message that wait for the store at the same time.
 /// Receipts that wait for the token of one conversation, which is asked for at the first.
 const MAX_OWED_RECEIPTS: usize = 256;
+/// Attempts of a sender at one message that wait for the store at the same time.
 const MAX_REPEATS: usize = 4;
 
 impl Node {
@@ -46,10 +47,9 @@ impl Node {
         answer: Option<AnswerTo>,
         now: Now,
     ) -> Result<u64, MailboxFull> {
-        let bytes = event_bytes(&event);
         let event = Arc::new(event);
         let Some(held) = self.kept_agent_mut(&agent) else { return Err(MailboxFull) };
-        let seq = match held.mailbox.push(Arc::clone(&event), bytes.len(), now.unix) {
+        let seq = match held.mailbox.push(Arc::clone(&event), now.unix) {
             Ok(seq) => seq,
             Err(full) => {
                 self.log(LogEvent::new("mailbox_full").with("agent", agent));
@@ -65,7 +65,7 @@ impl Node {
                     .with("message", message)
             });
         }
-        self.outputs.push_back(Output::AgentEvent { agent, seq, event });
+        self.outputs.push_back(Output::AgentEvent { agent, seq, event: Arc::clone(&event) });
         if self.agent(&agent).is_some_and(|held| held.ephemeral) {
             // Its mailbox ends with it: there is nothing to wait for.
             if let Some(to) = answer {
@@ -73,7 +73,8 @@ impl Node {
             }
             return Ok(seq);
         }
-        let record = Record::Mailbox { agent, seq, at: now.unix, event: bytes };
+        let event = event_bytes(&event);
+        let record = Record::Mailbox { agent, seq, at: now.unix, event };
         let answers = answer.into_iter().collect();
         self.commit(vec![record], Stored { agent, seq, answers });
         Ok(seq)
@@ -170,7 +171,7 @@ impl Node {
         for ticket in early {
             self.committed(ticket, true);
         }
-        let mut receipts: Vec<(RoomPath, DeviceId, Vec<Value>)> = Vec::new();
+        let mut receipts: Vec<(RoomPath, DeviceId, Vec<String>)> = Vec::new();
         for numbered in released {
             let (path, author, id) = match &*numbered.event {
                 DeliveryEvent::RoomMessage { message } => {
@@ -183,25 +184,29 @@ impl Node {
                 }
                 _ => continue,
             };
-            // An author of ours shares this history: its receipt is what marks it.
-            if !self.is_hosted(&author) {
-                self.replica.mark_read(&path, id, agent);
-            }
-            let Ok(id) = data_encoding::HEXLOWER.decode(id.as_bytes()) else { continue };
-            match receipts.iter_mut().find(|(p, a, _)| *p == path && *a == author) {
-                Some((_, _, ids)) => ids.push(Value::Bytes(id)),
-                None => receipts.push((path, author, vec![Value::Bytes(id)])),
+            match receipts
+                .iter_mut()
+                .find(|(p, a, ids)| *p == path && *a == author && ids.len() < MAX_RECEIPT_IDS)
+            {
+                Some((_, _, ids)) => ids.push(id.clone()),
+                None => receipts.push((path, author, vec![id.clone()])),
             }
         }
         for (path, author, ids) in receipts {
-            let params = Value::map([
-                ("verb", Value::Text("room.read".into())),
-                ("messages", Value::Array(ids)),
-                ("at", Value::Uint(now.unix.0)),
-            ]);
+            let bytes = |id: &String| data_encoding::HEXLOWER.decode(id.as_bytes()).ok();
+            let messages = ids.iter().filter_map(bytes).map(Value::Bytes).collect();
+            // An author of ours shares this history: its receipt is what marks it.
+            if !self.is_hosted(&author) {
+                self.replica.mark_read(&path, ids, None, agent);
+            }
             if author == agent {
                 continue;
             }
+            let params = Value::map([
+                ("verb", Value::Text("room.read".into())),
+                ("messages", Value::Array(messages)),
+                ("at", Value::Uint(now.unix.0)),
+            ]);
             let entry = self.entry(agent, path, params, None, now);
             if self.agent(&agent).is_some_and(|a| a.tokens.contains_key(&entry.path)) {
                 self.send_entry(agent, author, entry, None, now);

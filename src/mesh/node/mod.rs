@@ -52,7 +52,7 @@ use super::events::DeliveryEvent;
 use super::formation::{DialPlan, Formation};
 use super::journal::{Record, Ticket};
 use super::log::LogEvent;
-use super::records::{AgentRecord, Now};
+use super::records::{AgentRecord, ConsentPolicy, Now};
 use super::replica::Replica;
 use super::session::{Origin, Session, SessionId, SessionKind};
 use super::wire::advert::PeerAdvert;
@@ -104,6 +104,8 @@ pub struct NodeConfig {
     pub machine: Option<DeviceKey>,
     /// Name the machine gives itself.
     pub machine_name: Option<String>,
+    /// Who may begin conversations with agents that have said nothing of it.
+    pub consent: ConsentPolicy,
     /// The relay hub; without one none is dialled.
     pub hub: Option<HubConfig>,
 }
@@ -411,7 +413,9 @@ pub(super) enum Purpose {
     /// Our leaving.
     Leave { agent: DeviceId, path: RoomPath, op: OpId },
     /// Our request for a capability.
-    Ask { agent: DeviceId, key: TokenKey, op: OpId },
+    Ask { agent: DeviceId, key: TokenKey, op: Option<OpId> },
+    /// A permission that we hand on.
+    HandOn { op: OpId, write: bool, expires: UnixMillis },
     /// A call of ours to somebody's service.
     Call { op: OpId },
     /// A question of an agent's about a device.
@@ -504,6 +508,8 @@ struct Agent {
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
     pub grants: BTreeMap<(RoomPath, DeviceId), Vec<u8>>,
     pub opened: BTreeSet<RoomPath>,
+    /// Who may begin conversations, where it has said so.
+    pub consent: Option<ConsentPolicy>,
     pub consents: BTreeMap<DeviceId, Consent>,
     pub decisions: BTreeMap<String, Decision>,
     pub shown: BTreeMap<RoomPath, BTreeMap<DeviceId, super::records::AgentStatus>>,
@@ -517,8 +523,8 @@ struct Agent {
     pub invitations: BTreeSet<RoomPath>,
     /// Tokens for others' services.
     pub services: BTreeMap<TokenKey, CoseSign1>,
-    /// Capabilities it has asked for, and until when (monotonic ms) a token is taken.
-    pub asked: BTreeMap<TokenKey, u64>,
+    /// Capabilities it has asked for.
+    pub asked: BTreeMap<TokenKey, services::Sought>,
     /// By author: receipts that wait for the token of the conversation.
     pub receipts: BTreeMap<DeviceId, Vec<Queued>>,
 }
@@ -548,6 +554,7 @@ enum Op {
     Send { message_id: String, deliveries: Vec<Delivery>, reply_by: u64 },
     Join { path: RoomPath, reply_by: u64 },
     Ask { reply_by: u64 },
+    HandOn { what: Box<services::HandOn>, reply_by: u64 },
     Plain { reply_by: u64 },
 }
 
@@ -919,6 +926,7 @@ impl Agent {
             tokens: BTreeMap::new(),
             grants: BTreeMap::new(),
             opened: BTreeSet::new(),
+            consent: None,
             consents: BTreeMap::new(),
             decisions: BTreeMap::new(),
             shown: BTreeMap::new(),

@@ -10,6 +10,7 @@ use super::super::session::SessionKind;
 use super::super::wire::claim::Claim;
 use super::super::wire::room_path::RoomPath;
 use super::{Counters, Node};
+use crate::codec::text::mentions;
 use crate::codec::time::UnixMillis;
 use crate::identity::device::{DeviceId, DeviceKey};
 use crate::identity::names;
@@ -70,6 +71,8 @@ pub struct PeerView {
     pub admitted: bool,
     /// Monotonic ms of its oldest session.
     pub since: u64,
+    /// The agent-comms version that it advertises.
+    pub version: Option<String>,
 }
 
 /// The state of the node for operators.
@@ -278,6 +281,20 @@ impl Node {
         Some(self.replica.room_history(path).into_iter().flat_map(|history| history.iter()))
     }
 
+    /// Whether a room's message speaks to one of our agents: it names it behind an `@`, or answers a
+    /// message of its own.
+    #[must_use]
+    pub fn is_addressed(&self, agent: &DeviceId, message: &RoomMessage) -> bool {
+        let (id, short) = (agent.hex(), agent.short());
+        let name = self.own_agent(agent).map_or("", |record| record.name.as_str());
+        let answers = || {
+            let answered = message.reply_to.as_deref()?;
+            let path = RoomPath::parse(&message.room).ok()?;
+            Some(self.replica.room_history(&path)?.find(answered)?.from == *agent)
+        };
+        mentions(&message.content, &[name, &short, &id]) || answers() == Some(true)
+    }
+
     /// A conversation's messages, for one of the two.
     pub fn dm_messages(
         &self,
@@ -304,7 +321,7 @@ impl Node {
     fn pending_for(&self, agent: Option<&DeviceId>) -> Vec<PendingView> {
         let own = agent.and_then(|agent| self.agent(agent));
         let own = own.into_iter().flat_map(|held| held.decisions.values());
-        let asks = self.services.asks.values().map(|ask| PendingView {
+        let asks = self.services.open_asks().map(|ask| PendingView {
             id: ask.id.clone(),
             kind: "capability",
             share: Some((ask.share.clone(), ask.write)),
@@ -395,6 +412,10 @@ impl Node {
                     machine_local: session.is_machine_local(),
                     admitted: session.is_admitted(),
                     since: session.opened_at,
+                    version: self
+                        .directory
+                        .get(&session.remote)
+                        .and_then(|entry| entry.version.clone()),
                 }),
             }
         }

@@ -267,6 +267,9 @@ impl Node {
             }
             Purpose::Leave { agent, path, op } => self.leave_ended(agent, &path, op, outcome, now),
             Purpose::Ask { agent, key, op } => self.ask_ended(agent, key, op, outcome, now),
+            Purpose::HandOn { op, write, expires } => {
+                self.hand_on_ended(op, write, expires, outcome);
+            }
             Purpose::Call { op } => self.call_ended(op, outcome),
             Purpose::Insight { question, op, begun } => {
                 self.insight_ended(question, op, begun, &outcome, now);

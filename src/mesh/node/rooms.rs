@@ -32,8 +32,8 @@ use crate::identity::names;
 
 /// Bytes of a message id; real ones have 16.
 const MAX_MESSAGE_ID_BYTES: usize = 64;
-/// Message ids in one receipt.
-const MAX_RECEIPT_IDS: usize = 1024;
+/// Message ids in one receipt; a mailbox that is acknowledged at once may need several.
+pub(super) const MAX_RECEIPT_IDS: usize = 1024;
 /// Member of a commsd owner's answer to room.join: the room's whole record, which is the owner's
 /// word. Others leave it alone.
 const ROOM_RECORD: &str = "x-commsd-room";
@@ -510,35 +510,26 @@ impl Node {
         if ids.is_empty() || params.get("at").and_then(Value::as_u64).is_none() {
             return error("malformed_params");
         }
-        for id in ids.iter().take(MAX_RECEIPT_IDS) {
-            let Some(id) = id.as_bytes() else { return error("malformed_params") };
-            let id = data_encoding::HEXLOWER.encode(id);
-            // Only messages of ours, and each reader once.
-            let fresh = if path.owner().is_some() {
-                self.replica.room_history_mut(path).is_some_and(|history| {
-                    let ours = history.find(&id).is_some_and(|message| {
-                        message.from == local && !message.read_by.contains(&from)
-                    });
-                    ours && history.mark_read(&id, from)
-                })
-            } else {
-                self.replica.dm_history_mut(path).is_some_and(|history| {
-                    let ours = history.find(&id).is_some_and(|message| {
-                        message.from == local && !message.read_by.contains(&from)
-                    });
-                    ours && history.mark_read(&id, from)
-                })
-            };
-            if fresh {
-                let event = DeliveryEvent::DeliveryStatus {
-                    message_id: id,
-                    agent: from,
-                    delivery: DeliveryState::Read,
-                    room: path.owner().map(|_| path.to_string()),
-                };
-                self.show(local, event, now);
-            }
-        }
+        let ids: Option<Vec<String>> = ids
+            .iter()
+            .take(MAX_RECEIPT_IDS)
+            .map(|id| id.as_bytes().map(|id| data_encoding::HEXLOWER.encode(id)))
+            .collect();
+        let Some(ids) = ids else { return error("malformed_params") };
+        // Only messages of ours, and each reader once.
+        let mut read = self.replica.mark_read(path, ids, Some(local), from);
+        let room = path.owner().map(|_| path.to_string());
+        let event = match read.len() {
+            0 => return ok(),
+            1 => DeliveryEvent::DeliveryStatus {
+                message_id: read.remove(0),
+                agent: from,
+                delivery: DeliveryState::Read,
+                room,
+            },
+            _ => DeliveryEvent::MessagesRead { message_ids: read, agent: from, room },
+        };
+        self.show(local, event, now);
         ok()
     }
 

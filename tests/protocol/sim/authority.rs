@@ -135,6 +135,7 @@ fn nobody_speaks_for_another() {
         status: None,
         visibility: None,
         tags: None,
+        consent: None,
     };
     world.ask(a, update).unwrap();
     world.run(50);

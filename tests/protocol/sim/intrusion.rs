@@ -191,8 +191,13 @@ fn another_user_does_not_number_our_records() {
     world.run(50);
     state(&mut world, raw, session, Patch::AgentUpsert { agent: record(a, MAX_VERSION, "old") });
     world.run(50);
-    let update =
-        Command::Update { name: Some("new".into()), status: None, visibility: None, tags: None };
+    let update = Command::Update {
+        name: Some("new".into()),
+        status: None,
+        visibility: None,
+        tags: None,
+        consent: None,
+    };
     world.ask(a, update).unwrap();
     world.run(100);
     assert_eq!(present(&world, hosts[1])[&a].0, "new");

@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use commsd::identity::device::DeviceId;
 use commsd::mesh::events::{DeliveryEvent, DeliveryState};
 use commsd::mesh::node::{Command, CommandResult, DecisionTarget};
-use commsd::mesh::records::{RoomType, Visibility};
+use commsd::mesh::records::{ConsentPolicy, RoomType, Visibility};
 use commsd::mesh::wire::room_path::RoomPath;
 use commsd::store::{Faults, Store as _};
 
 use super::support::{
-    accept, befriend, count, create, dm, formed, is_full_mesh, join, reject, reported, send,
-    to_room,
+    accept, all_see_all, befriend, count, create, dm, formed, is_full_mesh, join, reject, reported,
+    send, to_room,
 };
 use super::world::{Ack, HostSpec, World};
 
@@ -102,6 +102,55 @@ fn a_refusal_is_reported_and_a_repeated_request_asks_again() {
     // The refused agent is open to the other: its own request was consent.
     let states = send(&mut world, b, dm(a, "after all"));
     assert_eq!(states[&a], Some(DeliveryState::Delivered));
+}
+
+#[test]
+fn an_agent_says_who_may_begin_conversations_with_it() {
+    let mut world = World::new(2);
+    let (hosts, agents) = formed(&mut world, 2);
+    let other_user = world.host_as(HostSpec { user: 1002, ..HostSpec::default() });
+    world.start(other_user);
+    let [a, b] = agents[..] else { unreachable!() };
+    let delivered = Some(DeliveryState::Delivered);
+    let denied = Some(DeliveryState::Refused { code: "denied".into() });
+    // (policy, one of the same user, another user's); each conversation is a first one.
+    let cases = [
+        (ConsentPolicy::Ask, None, None),
+        (ConsentPolicy::SamePrincipal, delivered.clone(), None),
+        (ConsentPolicy::Open, delivered.clone(), delivered),
+        (ConsentPolicy::Closed, denied.clone(), denied),
+    ];
+    for (n, (policy, same, other)) in cases.into_iter().enumerate() {
+        let asker = world.agent(hosts[0], &format!("asker-{n}"));
+        let outsider = world.agent(other_user, &format!("outsider-{n}"));
+        let met = |world: &World| is_full_mesh(world) && all_see_all(world);
+        world.run_until(20_000, "everybody", met);
+        let before = asked(&world, &b);
+        let command = Command::Update {
+            name: None,
+            status: None,
+            visibility: None,
+            tags: None,
+            consent: Some(policy),
+        };
+        assert_eq!(world.ask(b, command), Ok(CommandResult::Done));
+        assert_eq!(send(&mut world, asker, dm(b, "hello"))[&b], same, "{policy:?}");
+        assert_eq!(send(&mut world, outsider, dm(b, "hello"))[&b], other, "{policy:?}");
+        world.run(100);
+        let questions = [&same, &other].iter().filter(|state| state.is_none()).count();
+        assert_eq!(asked(&world, &b) - before, questions, "{policy:?}");
+    }
+    // Closed to beginnings; what it has begun itself is open.
+    befriend_as(&mut world, b, a);
+    assert_eq!(send(&mut world, a, dm(b, "back"))[&b], Some(DeliveryState::Delivered));
+}
+
+/// `from` writes first, and `to` says yes.
+fn befriend_as(world: &mut World, from: DeviceId, to: DeviceId) {
+    let op = world.command(from, dm(to, "hello"));
+    world.run_until(5_000, "a request", |world| !world.node_of(&to).pending(&to).is_empty());
+    accept(world, to);
+    world.run_until(5_000, "consent", |world| world.replies.contains_key(&op));
 }
 
 #[test]
@@ -439,6 +488,7 @@ fn hidden_agents_are_written_to_by_id_and_ghosts_by_nobody() {
         status: None,
         visibility: Some(visibility),
         tags: None,
+        consent: None,
     };
     world.ask(b, show(Visibility::Hidden)).unwrap();
     world.ask(c, show(Visibility::Ghost)).unwrap();

@@ -199,6 +199,7 @@ impl Run {
                     status: Some(status),
                     visibility: None,
                     tags: None,
+                    consent: None,
                 };
                 self.world.command(agent, command);
             }
@@ -349,6 +350,11 @@ impl Run {
                         DeliveryEvent::DeliveryStatus {
                             message_id: id, agent, delivery, ..
                         } if id == message_id => Some((*agent, delivery)),
+                        DeliveryEvent::MessagesRead { message_ids, agent, .. }
+                            if message_ids.contains(message_id) =>
+                        {
+                            Some((*agent, &DeliveryState::Read))
+                        }
                         _ => None,
                     })
                     .fold(BTreeMap::new(), |mut all, (agent, state)| {

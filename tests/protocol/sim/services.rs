@@ -1,13 +1,16 @@
 //! Shares over the mesh: asking, granting, calling, taking back, from both sides and from peers that
 //! mean no good (decisions 32, 84, 85).
 
+use std::collections::BTreeMap;
+
 use commsd::codec::cbor::Value;
 use commsd::codec::time::UnixMillis;
 use commsd::identity::device::{DeviceId, DeviceKey};
 use commsd::mesh::events::DeliveryEvent;
+use commsd::mesh::journal::Record;
 use commsd::mesh::node::{
-    Command, CommandResult, DecisionTarget, GrantTerms, MAX_CALLS, MAX_CALLS_OF_DEVICE, MAX_SHARES,
-    OperatorCommand, SERVICE_DEADLINE_MS,
+    Command, CommandResult, DecisionTarget, GrantTerms, MAX_ASKS, MAX_CALLS, MAX_CALLS_OF_DEVICE,
+    MAX_GRANTS, MAX_SHARES, OperatorCommand, SERVICE_DEADLINE_MS,
 };
 use commsd::mesh::session::SessionId;
 use commsd::mesh::wire::capability::{VAULT_READ, VAULT_WRITE};
@@ -114,15 +117,7 @@ fn a_no_is_told_with_its_reason() {
     let mut world = World::new(2);
     let (hosts, agents) = formed(&mut world, 2);
     let [a, b] = agents[..] else { unreachable!() };
-    assert!(matches!(
-        world.ask(b, asks(a, "notes", false)),
-        Ok(CommandResult::Refused { code, .. }) if code == "not_shared"
-    ));
     share(&mut world, hosts[0], "notes", false);
-    assert!(matches!(
-        world.ask(b, asks(a, "notes", true)),
-        Ok(CommandResult::Refused { code, .. }) if code == "read_only"
-    ));
     // Whoever waits long enough hears it as the answer.
     let wait = Command::AskCapability {
         owner: a,
@@ -165,10 +160,295 @@ fn a_yes_that_comes_after_the_request_has_ended_arrives_all_the_same() {
     assert_eq!(outcomes(&world, &b), [(true, String::new())]);
     assert_eq!(called(&mut world, b, calls(a, "notes", false)), "ok");
     assert_eq!(called(&mut world, b, calls(a, "notes", true)), "not_allowed", "reading is less");
-    // The question of a day is over.
+    // The question of a day is over, on both sides.
     world.ask(b, asks(a, "notes", true)).unwrap();
-    world.run(DAY_MS + 1_000);
+    world.run(DAY_MS + 5_000);
     assert!(world.node(hosts[0]).pending_for_anybody().is_empty());
+    assert_eq!(outcomes(&world, &b).last(), Some(&(false, "timeout".to_owned())));
+    world.run(400_000);
+    assert!(world.node(hosts[0]).pending_for_anybody().is_empty(), "not asked again by itself");
+}
+
+#[test]
+fn a_no_that_comes_hours_later_is_told() {
+    let mut world = World::new(13);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    share(&mut world, hosts[0], "notes", true);
+    world.ask(b, asks(a, "notes", true)).unwrap();
+    world.run(3 * 3600 * 1000);
+    let asked = |event: &DeliveryEvent| matches!(event, DeliveryEvent::CapabilityRequest { .. });
+    assert_eq!(count(&world, &a, asked), 1, "shown once, however often it is made");
+    let id = world.node(hosts[0]).pending_for_anybody()[0].id.clone();
+    let no = OperatorCommand::Refuse { id, reason: Some("not today".into()) };
+    world.operate(hosts[0], no).unwrap();
+    world.run(120_000);
+    assert_eq!(outcomes(&world, &b), [(false, "denied".to_owned())]);
+    world.run(3600 * 1000);
+    assert!(world.node(hosts[0]).pending_for_anybody().is_empty());
+}
+
+#[test]
+fn a_question_outlives_a_restart_of_either_side() {
+    let mut world = World::new(14);
+    let durable = HostSpec { durable: true, ..HostSpec::default() };
+    let hosts = [world.host_as(durable), world.host_as(durable)];
+    hosts.iter().for_each(|host| world.start(*host));
+    let a = world.agent(hosts[0], "a");
+    let b = world.agent(hosts[1], "b");
+    world.run_until(20_000, "a mesh", |world| is_full_mesh(world) && all_see_all(world));
+    world.run(5_000);
+    share(&mut world, hosts[0], "notes", true);
+    assert_eq!(world.ask(b, asks(a, "notes", false)), Ok(CommandResult::AskPending));
+    world.run(2_000);
+    for host in hosts {
+        world.crash(host);
+        world.start(host);
+        world.run(120_000);
+        let pending = world.node(hosts[0]).pending_for_anybody();
+        assert_eq!(pending.len(), 1, "after a restart of host {host}");
+        assert_eq!(pending[0].requester, b);
+    }
+    assert_eq!(outcomes(&world, &b), [], "nothing has been decided");
+    grant(&mut world, hosts[0], GrantTerms::default());
+    world.run(1_000);
+    assert_eq!(outcomes(&world, &b), [(true, String::new())]);
+    assert_eq!(called(&mut world, b, calls(a, "notes", false)), "ok");
+    // What is decided is not asked for again.
+    world.crash(hosts[1]);
+    world.start(hosts[1]);
+    world.run(120_000);
+    assert!(world.node(hosts[0]).pending_for_anybody().is_empty());
+    assert_eq!(outcomes(&world, &b), [(true, String::new())]);
+}
+
+#[test]
+fn who_may_not_use_a_share_cannot_tell_it_from_one_that_is_not_there() {
+    let mut world = World::new(15);
+    let (hosts, agents) = formed(&mut world, 1);
+    let a = agents[0];
+    share(&mut world, hosts[0], "read", false);
+    share(&mut world, hosts[0], "was", true);
+    let peers: Vec<Visitor> = (0..4).map(|_| Visitor::new(&mut world, a)).collect();
+    let names = ["read", "was", "never", "\u{1f5dd} never"];
+    // Asked for, unshared meanwhile, and waited for until nobody has decided.
+    let mut told = BTreeMap::new();
+    for (peer, name) in peers.iter().zip(names) {
+        let ids = [false, true].map(|write| peer.ask(&mut world, write, name, &[]));
+        told.insert(name, ids);
+    }
+    world.run(1_000);
+    world.operate(hosts[0], OperatorCommand::Unshare("was".into())).unwrap();
+    world.run(1_000);
+    for peer in &peers {
+        assert_eq!(answers(&mut world, peer.raw), BTreeMap::new());
+    }
+    // The operator is shown what can be decided on.
+    let pending = world.node(hosts[0]).pending_for_anybody();
+    assert!(pending.iter().all(|p| p.share.as_ref().is_some_and(|(name, _)| name == "read")));
+    assert_eq!(pending.len(), 2);
+    world.run(310_000);
+    for (peer, name) in peers.iter().zip(names) {
+        let answers = answers(&mut world, peer.raw);
+        let words: Vec<&str> = told[name].iter().map(|id| answers[id].as_str()).collect();
+        assert_eq!(words, ["pending", "pending"], "{name}");
+        for verb in [VAULT_READ, VAULT_WRITE] {
+            assert_eq!(peer.word(&mut world, verb, name, None), "unauthorized", "{name}");
+            let own = MintRequest::new(
+                [7; 16],
+                peer.key.id(),
+                verb,
+                scope(name),
+                world.clock(hosts[0]).unix.plus(DAY_MS),
+            );
+            let own = token::mint(&peer.key, world.clock(hosts[0]).unix, own).unwrap();
+            let word = peer.word(&mut world, verb, name, Some(&own));
+            assert_eq!(word, "wrong_chain_root", "{name}");
+        }
+    }
+    // Shared after it was asked for, it can be decided on.
+    share(&mut world, hosts[0], "never", false);
+    let pending = world.node(hosts[0]).pending(&a);
+    assert!(pending.iter().any(|p| p.share == Some(("never".into(), false))), "{pending:?}");
+    let asked = |event: &DeliveryEvent| matches!(event, DeliveryEvent::CapabilityRequest { scope_path: Some(path), .. } if path == "never");
+    assert_eq!(count(&world, &a, asked), 2);
+    // Names that nothing can have are not kept.
+    for name in ["", "a/b", "..", &"n".repeat(65), &"n".repeat(64 * 1024), "a\u{202e}b"] {
+        let id = peers[0].ask(&mut world, false, name, &[]);
+        world.run(100);
+        assert_eq!(answers(&mut world, peers[0].raw)[&id], "malformed");
+    }
+}
+
+#[test]
+fn what_nobody_can_decide_on_makes_room_for_what_somebody_can() {
+    let mut world = World::new(16);
+    let (hosts, agents) = formed(&mut world, 1);
+    let a = agents[0];
+    share(&mut world, hosts[0], "notes", false);
+    for n in 0..MAX_ASKS / 4 {
+        let peer = Visitor::new(&mut world, a);
+        for k in 0..4 {
+            peer.ask(&mut world, false, &format!("no {n} {k}"), &[]);
+        }
+    }
+    world.run(1_000);
+    assert!(world.node(hosts[0]).pending_for_anybody().is_empty());
+    let peer = Visitor::new(&mut world, a);
+    peer.ask(&mut world, false, "notes", &[]);
+    world.run(1_000);
+    assert_eq!(world.node(hosts[0]).pending_for_anybody().len(), 1);
+}
+
+#[test]
+fn grants_that_are_over_go_and_those_taken_back_make_room() {
+    let mut world = World::new(17);
+    let (hosts, agents) = formed(&mut world, 1);
+    let a = agents[0];
+    let roommate = world.agent(hosts[0], "roommate");
+    share(&mut world, hosts[0], "notes", true);
+    let grants = |world: &World| world.node(hosts[0]).shares()[0].grants.clone();
+    let peer = Visitor::new(&mut world, a);
+    peer.ask(&mut world, false, "notes", &[]);
+    world.run(100);
+    let now = world.clock(hosts[0]).unix;
+    grant(
+        &mut world,
+        hosts[0],
+        GrantTerms { expires: Some(now.plus(60_000)), ..GrantTerms::default() },
+    );
+    assert_eq!(grants(&world).len(), 1);
+    world.run(70_000);
+    assert_eq!(grants(&world).len(), 0);
+    // One of our own agents is not let in again because its time is over.
+    let soon = world.clock(hosts[0]).unix.plus(60_000);
+    let short = Command::AskCapability {
+        owner: a,
+        share: "notes".into(),
+        write: false,
+        valid_until: Some(soon),
+        wait_ms: 0,
+    };
+    world.ask(roommate, short).unwrap();
+    let back = OperatorCommand::Revoke { share: "notes".into(), bearer: Some(roommate) };
+    world.operate(hosts[0], back).unwrap();
+    world.run(70_000);
+    assert_eq!(grants(&world).len(), 1);
+    assert_eq!(world.ask(roommate, asks(a, "notes", false)), Ok(CommandResult::AskPending));
+}
+
+#[test]
+fn those_taken_back_make_room() {
+    let mut world = World::new(19);
+    let durable = HostSpec { durable: true, ..HostSpec::default() };
+    let at = UnixMillis(1);
+    let grants = |name: &str, revoked: bool| -> Vec<Record> {
+        let grant = |n: usize| Record::ShareGrant {
+            name: name.into(),
+            token: (n as u128).to_be_bytes(),
+            bearer: DeviceId([n as u8; 32]),
+            write: false,
+            at: UnixMillis(n as u64),
+            expires: UnixMillis(u64::MAX),
+            delegations: 0,
+            revoked,
+        };
+        let share = Record::Share { name: name.into(), place: "/work".into(), write: false, at };
+        std::iter::once(share).chain((0..MAX_GRANTS).map(grant)).collect()
+    };
+    let host = world.host_as(durable);
+    world.remember(host, &grants("revoked", true));
+    world.remember(host, &grants("full", false));
+    world.start(host);
+    let a = world.agent(host, "a");
+    world.run(1_000);
+    let peer = Visitor::new(&mut world, a);
+    for name in ["full", "revoked"] {
+        peer.ask(&mut world, false, name, &[]);
+        world.run(100);
+        let id = world.node(host).pending_for_anybody()[0].id.clone();
+        let yes = OperatorCommand::Grant { id: id.clone(), terms: GrantTerms::default() };
+        let done = world.operate(host, yes);
+        if name == "full" {
+            assert_eq!(done.unwrap_err().code, "too_many_grants");
+            let no = OperatorCommand::Refuse { id, reason: None };
+            world.operate(host, no).unwrap();
+        } else {
+            assert_eq!(done, Ok(CommandResult::Done));
+        }
+    }
+    for share in world.node(host).shares() {
+        assert_eq!(share.grants.len(), MAX_GRANTS, "{}", share.name);
+    }
+}
+
+fn hands_on(owner: DeviceId, to: DeviceId, write: bool, terms: GrantTerms) -> Command {
+    let terms = GrantTerms { write: Some(write), ..terms };
+    Command::HandOn { owner, share: "notes".into(), to, terms }
+}
+
+#[test]
+fn a_permission_is_handed_on_with_less_than_its_holder_has() {
+    let mut world = World::new(18);
+    let (hosts, agents) = formed(&mut world, 4);
+    let [a, b, c, d] = agents[..] else { unreachable!() };
+    share(&mut world, hosts[0], "notes", true);
+    let none = GrantTerms::default();
+    let code = |world: &mut World, agent, command| match world.ask(agent, command) {
+        Ok(CommandResult::Granted { write, .. }) => format!("granted {write}"),
+        Ok(CommandResult::Refused { code, .. }) => code,
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => error.code.into(),
+    };
+    assert_eq!(code(&mut world, b, hands_on(a, c, false, none)), "not_allowed");
+    // One that cannot be passed on.
+    world.ask(b, asks(a, "notes", false)).unwrap();
+    grant(&mut world, hosts[0], GrantTerms::default());
+    world.run(100);
+    assert_eq!(code(&mut world, b, hands_on(a, c, false, none)), "not_delegable");
+    assert_eq!(code(&mut world, b, hands_on(a, c, true, none)), "not_allowed");
+    let revoke = OperatorCommand::Revoke { share: "notes".into(), bearer: None };
+    world.operate(hosts[0], revoke.clone()).unwrap();
+    // Writing, to be passed on twice.
+    world.ask(b, asks(a, "notes", true)).unwrap();
+    grant(&mut world, hosts[0], GrantTerms { delegations: Some(2), ..none });
+    world.run(100);
+    let more = GrantTerms { delegations: Some(2), ..none };
+    assert_eq!(code(&mut world, b, hands_on(a, c, true, more)), "invalid_delegations");
+    let past = GrantTerms { expires: Some(UnixMillis(1)), ..none };
+    assert_eq!(code(&mut world, b, hands_on(a, c, true, past)), "invalid_expiry");
+    assert_eq!(code(&mut world, b, hands_on(a, b, true, none)), "invalid_target");
+    // Reading of writing, for a minute and once more.
+    let now = world.clock(hosts[1]).unix;
+    let minute = GrantTerms { expires: Some(now.plus(60_000)), delegations: Some(1), ..none };
+    assert_eq!(code(&mut world, b, hands_on(a, c, false, minute)), "granted false");
+    assert_eq!(outcomes(&world, &c), [(true, String::new())]);
+    assert_eq!(called(&mut world, c, calls(a, "notes", false)), "ok");
+    let call = world.calls.pop().unwrap();
+    assert_eq!((call.from, call.may_write), (c, false));
+    assert_eq!(called(&mut world, c, calls(a, "notes", true)), "not_allowed");
+    // And on, no longer than that.
+    let long = GrantTerms { expires: Some(now.plus(DAY_MS)), ..none };
+    let on = world.ask(c, hands_on(a, d, false, long)).unwrap();
+    assert!(
+        matches!(on, CommandResult::Granted { expires, .. } if expires == now.plus(60_000)),
+        "{on:?}"
+    );
+    assert_eq!(called(&mut world, d, calls(a, "notes", false)), "ok");
+    assert_eq!(code(&mut world, d, hands_on(a, b, false, none)), "not_delegable");
+    world.run(61_000);
+    assert_eq!(called(&mut world, c, calls(a, "notes", false)), "expired");
+    assert_eq!(called(&mut world, d, calls(a, "notes", false)), "expired");
+    // Writing; what ends for the one ends for the other.
+    assert_eq!(code(&mut world, b, hands_on(a, c, true, none)), "granted true");
+    world.calls.clear();
+    assert_eq!(called(&mut world, c, calls(a, "notes", true)), "ok");
+    assert!(world.calls[0].may_write);
+    assert_eq!(world.node(hosts[0]).shares()[0].grants.iter().filter(|g| !g.revoked).count(), 1);
+    world.operate(hosts[0], revoke).unwrap();
+    world.run(100);
+    assert_eq!(called(&mut world, c, calls(a, "notes", true)), "revoked");
+    assert_eq!(world.calls.len(), 1);
 }
 
 #[test]
@@ -480,6 +760,25 @@ fn only_the_owners_own_word_for_the_caller_counts() {
     let id = request(&mut world, peer.raw, peer.session, VAULT_READ, params, scope("mine"), None);
     world.run(100);
     assert_eq!(answers(&mut world, peer.raw)[&id], "unauthorized");
+    assert!(world.slots[&a].services.is_empty());
+    // Nor one that somebody says he hands on: of his own making, of somebody else's, for others.
+    let peer_root = forge(&peer.key, thief.key.id());
+    let own = token::delegate(&thief.key, now, &peer_root, [9; 16], a).unwrap();
+    for (owner, token, word) in [
+        (peer.key.id(), &own, "unknown_owner"),
+        (a, &own, "wrong_chain_root"),
+        (world.device(hosts[0]), &child, "parent_invalid"),
+    ] {
+        let params = Value::map([
+            ("verb", Value::from("capability.grant")),
+            ("granted-token", token.to_value()),
+            ("x-commsd-owner", Value::Bytes(owner.0.to_vec())),
+        ]);
+        let scope = scope("notes");
+        let id = request(&mut world, thief.raw, thief.session, VAULT_READ, params, scope, None);
+        world.run(100);
+        assert_eq!(answers(&mut world, thief.raw)[&id], word);
+    }
     assert!(world.slots[&a].services.is_empty());
 }
 

@@ -248,11 +248,14 @@ pub fn members(world: &World, host: usize, path: &RoomPath) -> Option<BTreeSet<D
 pub fn reported(world: &World, agent: &DeviceId, of: &DeviceId) -> Vec<DeliveryState> {
     world.slots[agent]
         .events()
-        .filter_map(|event| match event {
+        .flat_map(|event| match event {
             DeliveryEvent::DeliveryStatus { agent, delivery, .. } if agent == of => {
-                Some(delivery.clone())
+                vec![delivery.clone()]
             }
-            _ => None,
+            DeliveryEvent::MessagesRead { agent, message_ids, .. } if agent == of => {
+                vec![DeliveryState::Read; message_ids.len()]
+            }
+            _ => Vec::new(),
         })
         .collect()
 }

@@ -16,13 +16,13 @@ use commsd::identity::device::{DeviceId, DeviceKey};
 use commsd::identity::entropy::SeededEntropy;
 use commsd::mesh::checked::Checked;
 use commsd::mesh::events::DeliveryEvent;
-use commsd::mesh::journal::Ticket;
+use commsd::mesh::journal::{Record, Ticket};
 use commsd::mesh::log::LogEvent;
 use commsd::mesh::node::{
     AddDevice, AgentSpec, Command, CommandError, CommandResult, DecisionTarget, DialId, DialTarget,
     IdentityChange, Input, Node, NodeConfig, OpId, OperatorCommand, Output, ServiceCall, TokenKey,
 };
-use commsd::mesh::records::Now;
+use commsd::mesh::records::{ConsentPolicy, Now};
 use commsd::mesh::session::{Origin, Policy, SessionId, SessionKind};
 use commsd::mesh::wire::cose::CoseSign1;
 use commsd::mesh::wire::frame::Frame;
@@ -440,6 +440,7 @@ impl World {
             user: Some(key(90 + (spec.user % 3) as usize)),
             machine: Some(key(93 + spec.machine % 3)),
             machine_name: None,
+            consent: ConsentPolicy::Ask,
             hub: None,
         };
         let entropy = SeededEntropy::new(self.rng.next());
@@ -465,6 +466,11 @@ impl World {
         for agent in mine {
             self.take_into_service(agent);
         }
+    }
+
+    /// What a host that does not run yet finds in its store.
+    pub fn remember(&mut self, host: usize, records: &[Record]) {
+        self.hosts[host].store.commit(records).unwrap();
     }
 
     /// A host with a daemon that runs.

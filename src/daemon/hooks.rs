@@ -1,0 +1,202 @@
+//! What the hooks of a harness bring its model (`commsd hook`, decisions 23 and 141): finds the agent
+//! of the session that a hook runs in and hands out its waiting events, each once, whether hooks or
+//! the answers of tools bring them. Knows nothing of any harness's formats.
+
+use std::collections::VecDeque;
+
+use super::logging::{emit, event};
+use super::owner::{Owner, Waiting};
+use crate::api::tool::feed::{self, Urgency};
+use crate::api::types::{HookMoment, HookTakeParams, HookTaken, Label, RequestId};
+use crate::identity::device::DeviceId;
+use crate::mesh::node::{Command, Input, OpId};
+use crate::runtime::local_socket::ConnId;
+
+/// Bytes of events that one hook brings, as JSON: like a batch that goes with a tool's answer.
+const MAX_HOOK_BYTES: usize = feed::MAX_BATCH;
+/// Events that one hook brings.
+const MAX_HOOK_EVENTS: usize = 50;
+/// Sessions whose agent is remembered; a machine has some tens.
+const MAX_SESSIONS: usize = 256;
+
+/// How far a model has been given its mailbox.
+#[derive(Debug, Default)]
+pub(super) struct Handed {
+    /// By whatever way.
+    through: u64,
+    /// By hooks, and nothing behind it by other ways: the next hook acknowledges it.
+    printed: u64,
+    /// By the hook of this connection, which has not said yet that it printed it. When the
+    /// connection ends it has not.
+    taken: Option<(u64, ConnId)>,
+    /// The event that is too large for a hook, of which one has said that it waits.
+    hinted: u64,
+}
+
+/// Which agent the hooks of a session were for, the newest last.
+#[derive(Debug, Default)]
+pub(super) struct Sessions(VecDeque<(Label, DeviceId)>);
+
+impl Sessions {
+    fn get(&self, session: &Label) -> Option<DeviceId> {
+        self.0.iter().find(|(known, _)| known == session).map(|(_, agent)| *agent)
+    }
+
+    fn note(&mut self, session: &Label, agent: DeviceId) {
+        self.0.retain(|(known, _)| known != session);
+        if self.0.len() >= MAX_SESSIONS {
+            self.0.pop_front();
+        }
+        self.0.push_back((session.clone(), agent));
+    }
+}
+
+impl Owner {
+    pub(super) fn hook_take(&mut self, conn: ConnId, id: RequestId, params: HookTakeParams) {
+        let agent = match self.agent_of_session(&params) {
+            Ok(agent) => agent,
+            Err(reason) => {
+                emit(
+                    &event("hook_unmatched")
+                        .with("harness", params.harness.as_str())
+                        .with("reason", reason),
+                );
+                self.answer(conn, &id, Ok(none(None)));
+                return;
+            }
+        };
+        if let Some(session) = &params.session {
+            self.sessions.note(session, agent);
+        }
+        self.acknowledge_printed(agent);
+        let taken = self.take_for_hook(conn, &agent, params.moment);
+        let wait = super::requests::wait_ms(params.wait);
+        if wait == 0 || taken.more || !taken.events.is_empty() {
+            self.answer(conn, &id, Ok(taken));
+            return;
+        }
+        // One waits for an agent; the newest is that of the living session.
+        self.no_hook_waits(&agent);
+        let until = self.now().mono + wait;
+        self.waiting.push(Waiting::Hook { conn, id, agent, moment: params.moment, until });
+    }
+
+    /// The one agent whose harness process is the hook's nearest ancestor of that kind.
+    fn agent_of_session(&self, params: &HookTakeParams) -> Result<DeviceId, &'static str> {
+        let of_harness = |hosted: &super::owner::Hosted| {
+            hosted.harness == params.harness.as_str() && !hosted.clients.is_empty()
+        };
+        for process in &params.processes {
+            let mut found = self
+                .hosted
+                .iter()
+                .filter(|(_, hosted)| of_harness(hosted) && hosted.harness_pid == Some(*process));
+            match (found.next(), found.next()) {
+                (Some((agent, _)), None) => return Ok(*agent),
+                (Some(_), Some(_)) => return Err("ambiguous"),
+                (None, _) => {}
+            }
+        }
+        let agent = params.session.as_ref().and_then(|session| self.sessions.get(session));
+        agent.filter(|agent| self.hosted.get(agent).is_some_and(of_harness)).ok_or("no_agent")
+    }
+
+    /// A later hook of the session shows that what the last one printed has arrived.
+    fn acknowledge_printed(&mut self, agent: DeviceId) {
+        let (_, acknowledged) = self.node.mailbox_position(&agent).unwrap_or_default();
+        let Some(hosted) = self.hosted.get(&agent) else { return };
+        if hosted.handed.printed > acknowledged {
+            let command = Command::Acknowledge(hosted.handed.printed);
+            self.next_op += 1;
+            self.inputs.push_back(Input::Command { op: OpId(self.next_op), agent, command });
+            self.turn();
+        }
+    }
+
+    /// What a hook may bring now; nothing while another one has not ended.
+    pub(super) fn take_for_hook(
+        &mut self,
+        conn: ConnId,
+        agent: &DeviceId,
+        moment: HookMoment,
+    ) -> HookTaken {
+        let (_, acknowledged) = self.node.mailbox_position(agent).unwrap_or_default();
+        let after = match self.hosted.get(agent).map(|hosted| &hosted.handed) {
+            Some(Handed { taken: Some(_), .. }) => return none(Some(agent)),
+            Some(handed) => handed.through.max(acknowledged),
+            None => return none(None),
+        };
+        let mut events = Vec::new();
+        let (mut bytes, mut more, mut wanted) = (0, false, false);
+        for numbered in self.node.inbox(agent, after) {
+            let event = super::owner::api_event(&self.node, agent, numbered.seq, &numbered.event);
+            bytes += super::requests::weight(&event);
+            if events.len() >= MAX_HOOK_EVENTS || bytes > MAX_HOOK_BYTES {
+                more = true;
+                break;
+            }
+            wanted |= match (moment, feed::urgency(&event)) {
+                (HookMoment::Start, _) | (_, Urgency::Steer) => true,
+                (HookMoment::End, urgency) => urgency == Urgency::FollowUp,
+                (HookMoment::Step, _) => false,
+            };
+            events.push(event);
+        }
+        let Some(hosted) = self.hosted.get_mut(agent) else { return none(None) };
+        // What is too large for a hook waits for the tool, which the model is told once.
+        if let (0, true) = (events.len(), more) {
+            let first = after + 1;
+            let told = std::mem::replace(&mut hosted.handed.hinted, first) == first;
+            return HookTaken { more: !told, ..none(Some(agent)) };
+        }
+        let Some(last) = events.last().filter(|_| wanted) else { return none(Some(agent)) };
+        let through = last.seq;
+        hosted.handed.taken = Some((through, conn));
+        HookTaken { agent: Some(agent.hex()), events, more }
+    }
+
+    /// The hook of this connection has printed what it took.
+    pub(super) fn hook_shown(&mut self, conn: ConnId) {
+        for hosted in self.hosted.values_mut() {
+            let handed = &mut hosted.handed;
+            if let Some((through, _)) = handed.taken.take_if(|(_, by)| *by == conn) {
+                handed.printed = through;
+                handed.through = handed.through.max(through);
+            }
+        }
+    }
+
+    /// The connection has ended: what its hook did not print, another one may.
+    pub(super) fn hook_gone(&mut self, conn: ConnId) {
+        for hosted in self.hosted.values_mut() {
+            hosted.handed.taken.take_if(|(_, by)| *by == conn);
+        }
+    }
+
+    /// An answer brings the model everything up to `seq`. Returns how far it has been given.
+    pub(super) fn given(&mut self, agent: &DeviceId, seq: u64) -> u64 {
+        let Some((head, _)) = self.node.mailbox_position(agent) else { return 0 };
+        let Some(hosted) = self.hosted.get_mut(agent) else { return 0 };
+        // A hook that is printing has it, as far as anybody can know.
+        let taken = hosted.handed.taken.map_or(0, |(through, _)| through);
+        hosted.handed.through = hosted.handed.through.max(seq.min(head));
+        hosted.handed.through.max(taken)
+    }
+
+    /// Whoever waits with a hook for this agent has waited in vain.
+    pub(super) fn no_hook_waits(&mut self, agent: &DeviceId) {
+        let waiting = std::mem::take(&mut self.waiting);
+        for wait in waiting {
+            match wait {
+                Waiting::Hook { conn, id, agent: of, .. } if of == *agent => {
+                    self.answer(conn, &id, Ok(none(Some(agent))));
+                }
+                wait => self.waiting.push(wait),
+            }
+        }
+    }
+}
+
+fn none(agent: Option<&DeviceId>) -> HookTaken {
+    HookTaken { agent: agent.map(DeviceId::hex), events: Vec::new(), more: false }
+}

@@ -1,0 +1,16 @@
+//! The Agent Collaboration Protocol against golden bytes, hostile bytes made by hand, and two
+//! gateways over a bad link in simulation.
+//!
+//! `tests/vectors/acp` was made with another implementation (Python); `check_vectors.py` beside it
+//! checks the same files in that language.
+
+// clippy.toml allows these inside test functions; the helpers of a test binary need it said.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod chain;
+mod corpus;
+mod gateways;
+mod refute;
+mod support;
+mod vectors;
+mod walk;
