@@ -10,8 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::types::{
     AcceptParams, AgentsParams, ApiError, Consent, DmAdmitParams, DmParams, DmRevokeParams,
-    DmUseGrantParams, GrantTerms, MachineNameParams, MeshConnectParams, MeshGraphParams,
-    MeshTraceParams, MeshVersionParams, OwnStatus, PageSize, PendingParams, PetnameClearParams,
+    DmUseGrantParams, GrantTerms, ListenPolicy, MachineNameParams, MeshConnectParams,
+    MeshGraphParams, MeshInterfacesParams, MeshListenParams, MeshListenersParams, MeshTraceParams,
+    MeshUnlistenParams, MeshVersionParams, OwnStatus, PageSize, PendingParams, PetnameClearParams,
     PetnameSetParams, PetnamesParams, RejectParams, Request, RoomCreateParams, RoomDestroyParams,
     RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomType,
     RoomsParams, SendParams, Text, Time, Timing, TrustAddParams, TrustKind, TrustListParams,
@@ -99,6 +100,7 @@ word_fields! {
     Consent: "ask" "same-principal" "open" "closed";
     RoomType: "public" "private" "secret";
     Timing: "steer" "followUp" "info";
+    ListenPolicy: "full" "observe" "rooms-only" "gateway";
 }
 
 /// From where a room is read.
@@ -326,8 +328,28 @@ actions! {
         port: u64,
         ;
         /// what it may do here: full, which is also what it is without it
-        policy: String,
+        policy: ListenPolicy,
     }
+    /// Listen for other machines at one more address; whoever comes is held until allowed. Ask your user first.
+    MeshListen = "mesh_listen" {
+        /// address of this machine; mesh_interfaces lists them
+        host: String,
+        ;
+        /// port; the system chooses without it
+        port: u64,
+        /// what they may do: full, observe, rooms-only, or gateway (only whom the user trusts)
+        policy: ListenPolicy,
+    }
+    /// Listen there no longer; connections go on.
+    MeshUnlisten = "mesh_unlisten" {
+        /// the listener's id
+        id: String,
+        ;
+    }
+    /// List where the daemon listens.
+    MeshListeners = "mesh_listeners" { ; }
+    /// List this machine's addresses.
+    MeshInterfaces = "mesh_interfaces" { ; }
     /// Trust a device, and with principal or machine all that prove to be a user's or a machine's: they may reach you from beyond this machine. Ask your user first.
     GatewayTrust = "gateway_trust" {
         /// full id of the device, user or machine
@@ -626,7 +648,7 @@ impl Action {
             Self::MeshGraph(_) => MeshGraphParams {}.into(),
             Self::MeshConnect(a) => {
                 let wrong = |what: &str| ApiError::plain(ApiError::INVALID_PARAMS, what);
-                if a.policy.as_deref().is_some_and(|policy| policy != "full") {
+                if a.policy.is_some_and(|policy| policy != ListenPolicy::Full) {
                     return Err(wrong(
                         "mesh_connect: `policy`: only full is there in this version",
                     ));
@@ -635,6 +657,16 @@ impl Action {
                     u16::try_from(a.port).map_err(|_| wrong("mesh_connect: `port`: 1 to 65535"))?;
                 MeshConnectParams { host: a.host.clone(), port }.into()
             }
+            Self::MeshListen(a) => {
+                let port = a.port.map(u16::try_from).transpose().map_err(|_| {
+                    let what = "mesh_listen: `port`: 0 to 65535";
+                    ApiError::plain(ApiError::INVALID_PARAMS, what)
+                })?;
+                MeshListenParams { host: a.host.clone(), port, policy: a.policy }.into()
+            }
+            Self::MeshUnlisten(a) => MeshUnlistenParams { id: a.id.clone() }.into(),
+            Self::MeshListeners(_) => MeshListenersParams {}.into(),
+            Self::MeshInterfaces(_) => MeshInterfacesParams {}.into(),
             Self::GatewayTrust(a) => {
                 let kind = trust_kind(a.principal, a.machine)?;
                 TrustAddParams { id: a.device.clone(), kind }.into()

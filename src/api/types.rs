@@ -452,6 +452,14 @@ methods! {
     MeshGraph(MeshGraphParams) = "mesh.graph" => MeshGraph;
     /// Connects to another machine, which its side has to allow.
     MeshConnect(MeshConnectParams) = "mesh.connect" => MeshConnected;
+    /// Listens for other machines at one more address.
+    MeshListen(MeshListenParams) = "mesh.listen" => MeshListener;
+    /// Listens there no longer.
+    MeshUnlisten(MeshUnlistenParams) = "mesh.unlisten" => MeshListener;
+    /// Where the daemon listens.
+    MeshListeners(MeshListenersParams) = "mesh.listeners" => MeshListeners;
+    /// The machine's addresses.
+    MeshInterfaces(MeshInterfacesParams) = "mesh.interfaces" => MeshInterfaces;
     /// Trusts a device, user or machine beyond this machine.
     TrustAdd(TrustAddParams) = "trust.add" => TrustChanged;
     /// Trusts it no longer.
@@ -770,6 +778,30 @@ params! {
         port: u16,
         ;
     }
+
+    /// `mesh.listen`.
+    MeshListenParams {
+        /// Address of this machine.
+        host: String,
+        ;
+        /// Port; the system chooses without one.
+        port: u16,
+        /// What those may do who come in there; full without it.
+        policy: ListenPolicy,
+    }
+
+    /// `mesh.unlisten`.
+    MeshUnlistenParams {
+        /// Its id.
+        id: String,
+        ;
+    }
+
+    /// `mesh.listeners`.
+    MeshListenersParams { ; }
+
+    /// `mesh.interfaces`.
+    MeshInterfacesParams { ; }
 
     /// `trust.add`.
     TrustAddParams {
@@ -1145,6 +1177,18 @@ words! {
         Capability = "capability",
         /// To connect to this machine.
         Mesh = "mesh",
+    }
+
+    /// What those may do who come in by a listener, once they are let in.
+    ListenPolicy {
+        /// Whatever another machine may.
+        Full = "full",
+        /// Hear who is here, and no more.
+        Observe = "observe",
+        /// Rooms and conversations, and nothing that is shared beside them.
+        RoomsOnly = "rooms-only",
+        /// Only whom the user trusts is heard of, and heard.
+        Gateway = "gateway",
     }
 
     /// What is trusted.
@@ -1688,6 +1732,44 @@ results! {
         port: u16,
         /// Full id of the device that is there.
         device: String,
+    }
+
+    /// `mesh.listen`, `mesh.unlisten`.
+    MeshListener {
+        /// Its id.
+        id: String,
+        /// The address.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What those may do who come in there.
+        policy: ListenPolicy,
+        /// Whether it belongs to the daemon and stays.
+        default: bool,
+    }
+
+    /// `mesh.listeners`.
+    MeshListeners {
+        /// The daemon's own first.
+        listeners: Vec<MeshListener>,
+    }
+
+    /// `mesh.interfaces`.
+    MeshInterfaces {
+        /// As the system lists them.
+        interfaces: Vec<MeshInterface>,
+    }
+
+    /// One address of the machine.
+    MeshInterface {
+        /// The interface.
+        name: String,
+        /// `IPv4` or `IPv6`.
+        family: String,
+        /// The address.
+        address: String,
+        /// Whether it leads nowhere else.
+        internal: bool,
     }
 
     /// `trust.add`, `trust.remove`.

@@ -7,6 +7,7 @@ mod hooks;
 mod hygiene;
 mod identities;
 mod keeping;
+mod listeners;
 pub mod logging;
 mod owner;
 mod project_rooms;
@@ -296,18 +297,18 @@ pub async fn serve(
         limits: TransportLimits::with_descriptors(descriptors),
     });
     let data_port = hub.add_device(&own.key, &own.certificate)?;
-    let mut network_port = None;
+    let mut network_listener = None;
     if let Some(listen) = &config.listen {
         let address = std::net::SocketAddr::new(listen.ip, listen.port.unwrap_or(0));
         let bound = hub.listen_network(address)?;
-        network_port = Some(bound.port());
+        network_listener = Some(bound);
         emit(&event("listening").with("what", "network").with("address", bound));
     }
     let mut node = Node::new(
         NodeConfig {
             port: config.port,
             first_contact: config.first_contact,
-            network_port,
+            network_port: network_listener.map(|at| at.port()),
             version: PROGRAM_VERSION.to_owned(),
             pid: std::process::id(),
             user: Some(user.key().clone()),
@@ -359,6 +360,8 @@ pub async fn serve(
         store_error: None,
         identities,
         trust: TrustFile::new(base.clone()),
+        listeners: Vec::new(),
+        network_listener,
         base,
         local: server.handle.clone(),
         ring,

@@ -3,6 +3,7 @@
 //! clients. No protocol here and no waiting: everything slow happens in other tasks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use super::hooks::{Handed, Sessions};
 use super::hygiene::{Damped, Hygiene, Place};
 use super::identities::{Identities, OpenError, OpenSlot};
 use super::keeping::Keeper;
+use super::listeners::Listener;
 use super::logging::{self, Ring, emit, event};
 use super::project_rooms::{Project, SETTLE_EVERY};
 use super::trust::TrustFile;
@@ -162,6 +164,10 @@ pub(super) struct Owner {
     pub(super) identities: Identities,
     pub(super) base: BaseDir,
     pub(super) trust: TrustFile,
+    /// Opened beside the daemon's own.
+    pub(super) listeners: Vec<Listener>,
+    /// What `--listen` has bound.
+    pub(super) network_listener: Option<SocketAddr>,
     pub(super) local: LocalHandle,
     pub(super) ring: Ring,
     pub(super) clock: Clock,

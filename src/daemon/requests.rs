@@ -233,6 +233,21 @@ impl Owner {
                 let name = self.machine_named(params.name);
                 self.answer(conn, &id, name);
             }
+            Request::MeshListen(params) => {
+                let listener = self.listen(&params);
+                self.answer(conn, &id, listener);
+            }
+            Request::MeshUnlisten(params) => {
+                let listener = self.unlisten(&params.id);
+                self.answer(conn, &id, listener);
+            }
+            Request::MeshListeners(_) => {
+                let listeners = self.listener_list();
+                self.answer(conn, &id, Ok(types::MeshListeners { listeners }));
+            }
+            Request::MeshInterfaces(_) => {
+                self.answer(conn, &id, super::listeners::interfaces());
+            }
             Request::TrustAdd(params) => {
                 let changed = self.trust_changed(&params.id, params.kind, true);
                 self.answer(conn, &id, changed);
@@ -526,6 +541,10 @@ impl Owner {
             | Request::HookTake(_)
             | Request::HookShown(_)
             | Request::Action(_)
+            | Request::MeshListen(_)
+            | Request::MeshUnlisten(_)
+            | Request::MeshListeners(_)
+            | Request::MeshInterfaces(_)
             | Request::TrustAdd(_)
             | Request::TrustRemove(_)
             | Request::TrustList(_)

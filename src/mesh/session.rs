@@ -29,6 +29,21 @@ pub const MAX_WAITING_FOR_DECISION: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
+/// What those may do who come in by a listener, once they are let in. The reference has the words and
+/// enforces nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Whatever another machine may.
+    #[default]
+    Full,
+    /// Hear who is here and ask for versions and ways; reach nobody and bring nobody.
+    Observe,
+    /// Rooms and conversations, and nothing that is shared beside them.
+    RoomsOnly,
+    /// As through a hub: only whom the user trusts is heard of, and heard.
+    Gateway,
+}
+
 /// How a session came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionKind {
@@ -40,8 +55,8 @@ pub enum SessionKind {
     PortAccepted,
     /// We dialled the well-known port.
     PortDialled,
-    /// Accepted on the `--listen` address.
-    NetworkAccepted,
+    /// Accepted on an address for other machines.
+    NetworkAccepted(Policy),
     /// We dialled another machine.
     NetworkDialled,
     /// A secure channel through another machine's daemon, or through a relay hub.
@@ -59,7 +74,7 @@ impl SessionKind {
             Self::DataDialled => "data_dialled",
             Self::PortAccepted => "port_accepted",
             Self::PortDialled => "port_dialled",
-            Self::NetworkAccepted => "network_accepted",
+            Self::NetworkAccepted(_) => "network_accepted",
             Self::NetworkDialled => "network_dialled",
             Self::Relayed => "relayed",
             Self::Hub => "hub",
@@ -139,7 +154,9 @@ impl<P> Session<P> {
         now: Now,
     ) -> Self {
         let admission = match (kind, origin) {
-            (SessionKind::PortAccepted | SessionKind::NetworkAccepted, _) => Admission::Quarantined,
+            (SessionKind::PortAccepted | SessionKind::NetworkAccepted(_), _) => {
+                Admission::Quarantined
+            }
             (SessionKind::NetworkDialled, _) => Admission::AwaitingApproval,
             _ => Admission::Admitted,
         };
@@ -158,6 +175,15 @@ impl<P> Session<P> {
             probe_deadline: None,
             next_request: 0,
             pending: BTreeMap::new(),
+        }
+    }
+
+    /// What the other end may do.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        match self.kind {
+            SessionKind::NetworkAccepted(policy) => policy,
+            _ => Policy::Full,
         }
     }
 

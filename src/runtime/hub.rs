@@ -27,7 +27,7 @@ use super::ws::{HubDialler, HubUrl};
 use crate::identity::certificate::Certificate;
 use crate::identity::device::{DeviceId, DeviceKey};
 use crate::mesh::node::{DialId, DialTarget, Input, Output};
-use crate::mesh::session::{Origin, SessionId, SessionKind};
+use crate::mesh::session::{Origin, Policy, SessionId, SessionKind};
 
 /// Open links. The node keeps 16,384 sessions; as many again may be about to be refused by it.
 pub const MAX_LINKS: usize = 32_768;
@@ -369,8 +369,24 @@ impl Hub {
     /// # Errors
     /// [`AddDeviceError::Bind`], [`AddDeviceError::Unknown`].
     pub fn listen_network(&self, address: SocketAddr) -> Result<SocketAddr, AddDeviceError> {
+        self.listen(address, Policy::Full).map(|(bound, _)| bound)
+    }
+
+    /// Opens a further listener for other machines, and returns what was bound and what closes it.
+    /// Sessions that it has accepted go on.
+    ///
+    /// # Errors
+    /// As [`Self::listen_network`].
+    pub fn listen(
+        &self,
+        address: SocketAddr,
+        policy: Policy,
+    ) -> Result<(SocketAddr, CancellationToken), AddDeviceError> {
         let (tls, closed) = self.device(&self.daemon).ok_or(AddDeviceError::Unknown)?;
-        Ok(self.open_door(address, tls, SessionKind::NetworkAccepted, closed)?)
+        let closed = closed.child_token();
+        let kind = SessionKind::NetworkAccepted(policy);
+        let bound = self.open_door(address, tls, kind, closed.clone())?;
+        Ok((bound, closed))
     }
 
     /// Starts first contact on UDP `port`, and tells the node the machine's addresses from now on.

@@ -306,7 +306,7 @@ pub(super) struct Door {
 /// Accepts until the door is closed; then the port is free.
 pub(super) async fn accept(door: Door, context: Arc<Context>) {
     let Door { listener, tls, kind, closed } = door;
-    let network = kind == SessionKind::NetworkAccepted;
+    let network = matches!(kind, SessionKind::NetworkAccepted(_));
     let handshakes = if network { &context.network_handshakes } else { &context.local_handshakes };
     let mut resting = false;
     loop {
@@ -387,7 +387,7 @@ struct Greeting {
 
 impl Greeting {
     async fn greet(self, stream: TcpStream, context: &Arc<Context>) -> Result<(), &'static str> {
-        let network = self.kind == SessionKind::NetworkAccepted;
+        let network = matches!(self.kind, SessionKind::NetworkAccepted(_));
         tune(&stream, network).map_err(|_| "io_error")?;
         let local = stream.local_addr().map_err(|_| "io_error")?;
         let acceptor = TlsAcceptor::from(self.tls.server());

@@ -79,10 +79,14 @@ impl HubUrl {
             return Err(malformed());
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = match authority.port() {
-            Some(port) => port.as_str().parse().map_err(|_| malformed())?,
-            None if tls => 443,
-            None => 80,
+        // A port that is none would be taken for none at all.
+        let port = match authority.as_str().strip_prefix(authority.host()) {
+            Some("") if tls => 443,
+            Some("") => 80,
+            Some(rest) => {
+                rest.strip_prefix(':').and_then(|port| port.parse().ok()).ok_or_else(malformed)?
+            }
+            None => return Err(malformed()),
         };
         if host.is_empty() || port == 0 {
             return Err(malformed());

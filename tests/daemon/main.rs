@@ -13,6 +13,7 @@ mod findings;
 mod hook;
 mod hub;
 mod limits;
+mod listeners;
 mod local_socket;
 mod mcp;
 mod mesh;

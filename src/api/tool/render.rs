@@ -11,9 +11,9 @@ use super::feed::frame;
 use super::{Action, Since, ToolResult};
 use crate::api::types::{
     AgentInfo, AgentList, AgentStatus, Answered, ApiError, Delivery, DeliveryStatus, DmAdmitted,
-    DmOpened, DmRevoked, History, MachineName, MeshConnected, MeshGraph, MeshTrace, MeshVersion,
-    PendingKind, PendingList, Petname, Petnames, Room, RoomList, SendResult, TrustChanged, Trusted,
-    Whoami,
+    DmOpened, DmRevoked, History, MachineName, MeshConnected, MeshGraph, MeshInterfaces,
+    MeshListener, MeshListeners, MeshTrace, MeshVersion, PendingKind, PendingList, Petname,
+    Petnames, Room, RoomList, SendResult, TrustChanged, Trusted, Whoami,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
@@ -214,6 +214,40 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
                 connected.port,
                 connected.device
             ))
+        }
+        Action::MeshListen(_) => {
+            let l: MeshListener = typed(value)?;
+            done(format!(
+                "Listening at {} port {} ({}), id {}",
+                l.host,
+                l.port,
+                l.policy.as_str(),
+                l.id
+            ))
+        }
+        Action::MeshUnlisten(_) => {
+            let l: MeshListener = typed(value)?;
+            done(format!("Not listening at {} port {} any more", l.host, l.port))
+        }
+        Action::MeshListeners(_) => {
+            let list: MeshListeners = typed(value)?;
+            let rows = list.listeners.iter().map(|l| {
+                let mark = if l.default { "  default" } else { "" };
+                let policy = l.policy.as_str();
+                format!("{:<12}  {:<15}  {:<6}  {policy:<11}{mark}", l.id, l.host, l.port)
+                    .trim_end()
+                    .to_owned()
+            });
+            let none = "listening nowhere";
+            done(cut("Listeners: id, address, port, policy", rows.collect(), none, "are left out"))
+        }
+        Action::MeshInterfaces(_) => {
+            let list: MeshInterfaces = typed(value)?;
+            let rows = list.interfaces.iter().map(|i| {
+                let mark = if i.internal { "  internal" } else { "" };
+                format!("{:<12}  {:<4}  {}{mark}", escape_untrusted(&i.name), i.family, i.address)
+            });
+            done(cut("Addresses of this machine", rows.collect(), "none", "are left out"))
         }
         Action::GatewayTrust(_) | Action::GatewayUntrust(_) => {
             let changed: TrustChanged = typed(value)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::directory::{self, AgentSelf, GOSSIP_INTERVAL_MS, HostedRoom, Taken, key};
 use super::super::log::LogEvent;
 use super::super::records::{AgentStatus, Now, RoomType, Visibility};
-use super::super::session::{Session, SessionId, SessionKind};
+use super::super::session::{Policy, Session, SessionId, SessionKind};
 use super::super::wire::advert::PeerAdvert;
 use super::super::wire::capability::GROUP_MEMBER;
 use super::super::wire::frame::Frame;
@@ -294,7 +294,9 @@ impl Node {
     pub(super) fn gossip(&mut self, id: SessionId, adverts: Vec<PeerAdvert>, now: Now) {
         let Some(session) = self.sessions.get(&id) else { return };
         let remote = session.remote;
-        let fronts = session.is_admitted() && !session.is_machine_local();
+        let fronts = session.is_admitted()
+            && !session.is_machine_local()
+            && session.policy() != Policy::Observe;
         for advert in adverts {
             let device = advert.device;
             if self.is_hosted(&device) {
@@ -305,7 +307,7 @@ impl Node {
             if device != remote && (!fronts || self.is_here(&device)) {
                 continue;
             }
-            if self.is_hub(id) && !self.takes_from_hub(id, &advert, now) {
+            if self.needs_trust(id) && device != remote && !self.takes_from_hub(id, &advert, now) {
                 continue;
             }
             let known = self.directory.get(&device).is_some_and(|entry| entry.agent.is_some());

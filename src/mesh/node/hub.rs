@@ -374,21 +374,25 @@ impl Node {
         let mut proven = std::mem::take(&mut self.hub.proven);
         proven.retain(|_, proven| self.trusts_issuer(&proven.issuer, proven.machine));
         self.hub.proven = proven;
+        let dropped: Vec<(DeviceId, SessionId)> = self
+            .directory
+            .iter()
+            .filter(|(device, entry)| self.needs_trust(entry.via) && !self.is_trusted(device))
+            .filter(|(device, entry)| {
+                // A daemon that was let in speaks for itself.
+                self.sessions.get(&entry.via).is_none_or(|s| s.remote != **device)
+            })
+            .map(|(device, entry)| (*device, entry.via))
+            .collect();
+        for (device, via) in dropped {
+            self.directory.remove(&device);
+            self.close_channels_with(device, via, "not_trusted", now);
+        }
         let Some(hub) = self.hub.session else {
             // Whoever has just been trusted need not wait.
             self.hub.retry_at = self.hub.retry_at.min(now.mono);
             return;
         };
-        let dropped: Vec<DeviceId> = self
-            .directory
-            .iter()
-            .filter(|(device, entry)| entry.via == hub && !self.is_trusted(device))
-            .map(|(device, _)| *device)
-            .collect();
-        for device in dropped {
-            self.directory.remove(&device);
-            self.close_channels_with(device, hub, "not_trusted", now);
-        }
         // The reference's hub tells of everybody after each gossip; from ours we hear with their
         // next.
         self.send_opening_advert(hub, now);

@@ -95,7 +95,7 @@ impl Node {
             (session.local, session.remote, session.kind, session.origin);
         // Claims are a matter of one machine, whoever runs the process.
         session.enrolled = session.is_machine_local()
-            && !matches!(kind, SessionKind::NetworkAccepted | SessionKind::NetworkDialled);
+            && !matches!(kind, SessionKind::NetworkAccepted(_) | SessionKind::NetworkDialled);
         let enrolled = session.enrolled;
         self.outputs.push_back(Output::Admitted { session: id });
         self.routes.entry((local, remote)).or_default().push(id);
@@ -123,7 +123,7 @@ impl Node {
                 self.send_own_door(id, now);
                 self.send_own_record(id, now);
             }
-            SessionKind::NetworkAccepted | SessionKind::NetworkDialled => {
+            SessionKind::NetworkAccepted(_) | SessionKind::NetworkDialled => {
                 self.send_own_record(id, now);
                 self.send_full_advert(id, now);
             }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::super::checked::Checked;
 use super::super::records::{Now, Visibility};
-use super::super::session::{Origin, Session, SessionId, SessionKind};
+use super::super::session::{Origin, Policy, Session, SessionId, SessionKind};
 use super::super::wire::frame::Frame;
 use super::super::wire::secure_channel::{Ephemeral, SecurePeer};
 use super::{Node, Output};
@@ -38,7 +38,8 @@ impl Node {
         (session.is_admitted()
             && !session.is_machine_local()
             && session.remote != *device
-            && (!self.is_hub(via) || self.is_trusted(device)))
+            && session.policy() != Policy::Observe
+            && (!self.needs_trust(via) || self.is_trusted(device)))
         .then_some(via)
     }
 
@@ -143,11 +144,14 @@ impl Node {
         now: Now,
     ) {
         let through_network = self.sessions.get(&via).is_some_and(|s| {
-            s.is_admitted() && s.kind != SessionKind::Relayed && !s.is_machine_local()
+            s.is_admitted()
+                && s.kind != SessionKind::Relayed
+                && s.policy() != Policy::Observe
+                && !s.is_machine_local()
         });
         let (Some(from), true) = (from, through_network) else { return };
         // A hub is anybody's: beyond it only whom the user trusts is heard.
-        let by_hub = self.is_hub(via);
+        let by_hub = self.needs_trust(via);
         if self.is_hosted(&from) || (by_hub && !self.is_trusted(&from)) {
             return;
         }
@@ -218,6 +222,19 @@ impl Node {
             }
             _ => {}
         }
+    }
+
+    /// Whether only whom the user trusts is heard of, and heard, over this session.
+    pub(super) fn needs_trust(&self, session: SessionId) -> bool {
+        let policy = self.sessions.get(&session).map(Session::policy);
+        self.is_hub(session) || policy == Some(Policy::Gateway)
+    }
+
+    /// What the other end of a session may do: of a channel, what the session that it goes through
+    /// allows.
+    pub(super) fn policy_of(&self, session: SessionId) -> Policy {
+        let through = self.channels.get(&session).map_or(session, |channel| channel.via);
+        self.sessions.get(&through).map(Session::policy).unwrap_or_default()
     }
 
     /// Whether a session is a channel through the hub.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::message::{FRAME_VERB, MeshMessage};
 use super::super::records::Now;
-use super::super::session::{Admission, SessionId, SessionKind};
+use super::super::session::{Admission, Policy, SessionId, SessionKind};
 use super::super::wire::room_path::RoomPath;
 use super::super::wire::token::ParsedToken;
 use super::control::ConnectionCard;
@@ -55,6 +55,9 @@ impl Node {
             // As the reference: not refused, not heard.
             _ => return Answer::Now(ok()),
         }
+        if !self.permits(session, request) {
+            return Answer::Now(error("not_permitted"));
+        }
         if request.verb == FRAME_VERB {
             return self.mesh_message(session, to, MeshMessage::parse(&request.params), now);
         }
@@ -73,6 +76,18 @@ impl Node {
                 Answer::Now(ok_with([("peers", peers)]))
             }
             _ => self.room_request(local, remote, Some(session), to, request, token, now),
+        }
+    }
+
+    /// Whether the listener that a session came by allows this.
+    fn permits(&self, session: SessionId, request: &OutRequest) -> bool {
+        let inner = request.params.get("verb").and_then(Value::as_text).unwrap_or_default();
+        match self.policy_of(session) {
+            Policy::Full | Policy::Gateway => true,
+            Policy::RoomsOnly => !services::is_service(request),
+            Policy::Observe => {
+                request.verb != FRAME_VERB && matches!(inner, "path.trace" | "topology.get")
+            }
         }
     }
 

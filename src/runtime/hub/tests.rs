@@ -588,7 +588,7 @@ async fn the_network_listener_is_never_machine_local_and_counts_by_source() {
     let address = end.hub.listen_network("127.0.0.1:0".parse().unwrap()).unwrap();
     let first = raw_device(address.port(), 3).await;
     let (session, _, kind, origin) = end.accepted().await;
-    assert_eq!((kind, origin), (SessionKind::NetworkAccepted, Origin::Network));
+    assert_eq!((kind, origin), (SessionKind::NetworkAccepted(Policy::Full), Origin::Network));
     let _second = raw_device(address.port(), 4).await;
     end.accepted().await;
     let mut third = TcpStream::connect(address).await.unwrap();

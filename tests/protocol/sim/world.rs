@@ -23,7 +23,7 @@ use commsd::mesh::node::{
     IdentityChange, Input, Node, NodeConfig, OpId, OperatorCommand, Output, ServiceCall, TokenKey,
 };
 use commsd::mesh::records::{ConsentPolicy, Now};
-use commsd::mesh::session::{Origin, SessionId, SessionKind};
+use commsd::mesh::session::{Origin, Policy, SessionId, SessionKind};
 use commsd::mesh::wire::cose::CoseSign1;
 use commsd::mesh::wire::frame::Frame;
 use commsd::mesh::wire::room_path::RoomPath;
@@ -1177,7 +1177,7 @@ impl World {
         let kind = match listener {
             Listener::Data { .. } => SessionKind::DataAccepted,
             Listener::Well { .. } => SessionKind::PortAccepted,
-            Listener::Network { .. } => SessionKind::NetworkAccepted,
+            Listener::Network { .. } => SessionKind::NetworkAccepted(Policy::Full),
         };
         let origin = self.origin(host, there);
         let (mine, theirs) = (self.session_id(), self.session_id());
