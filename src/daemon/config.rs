@@ -97,7 +97,7 @@ impl ConfigError {
         match self {
             Self::Unreadable { .. } => "check the path and its permissions, or leave --config out",
             Self::File { .. } => "correct the line; `commsd run --check` tells whether it is right",
-            Self::Value { .. } => "correct or unset it; see `commsd run --help`",
+            Self::Value { .. } => "correct or unset it; see the command's --help",
             Self::NoHome => "set HOME, or choose a place with --home",
         }
     }

@@ -123,25 +123,27 @@ pub(super) fn wait_ms(wait: Option<WaitSecs>) -> u64 {
 /// What to do about a failed command.
 pub(super) fn todo(code: &str) -> Option<&'static str> {
     Some(match code {
-        "room_not_found" => "`commsd rooms` lists the rooms; a room is named by path or name",
-        "room_exists" => "choose another name, or `commsd room join` it",
-        "not_member" => "join the room first: `commsd room join`",
-        "not_owner" => "only the owner can do that; `commsd rooms` names it",
+        "room_not_found" => {
+            "list_rooms, or `commsd rooms`, lists the rooms; a room is named by path or name"
+        }
+        "room_exists" => "choose another name, or join it",
+        "not_member" => "join the room first",
+        "not_owner" => "only the owner can do that; the list of rooms names it",
         "agent_not_found" => {
-            "`commsd agents` lists the agents; a hidden one is named by its full id"
+            "list_agents, or `commsd agents`, lists the agents; a hidden one is named by its full id"
         }
         "join_refused" => "ask the owner for an invitation",
         "not_connected" => {
-            "the other side is not connected; try again when `commsd agents` shows it"
+            "the other side is not connected; try again when the list of agents shows it"
         }
-        "not_pending" => "`commsd pending` lists what waits",
+        "not_pending" => "room_pending, or `commsd pending`, lists what waits",
         "too_large" => "write it to a file and send the path",
         "invalid_name" | "invalid_tags" => "choose another name",
         "store_failed" => {
             "free space or mend the disk (`commsd status`); it need not be asked for again"
         }
         "not_allowed" | "expired" | "revoked" | "unauthorized" => {
-            "ask for it: `commsd vault request AGENT/SHARE`, with --write to write"
+            "ask for it: the vault's command request, or `commsd vault request AGENT/SHARE`"
         }
         "not_shared" => "its owner shares a vault with `commsd vault share`",
         "read_only" => "its owner shares it for writing with `commsd vault share --write`",

@@ -522,11 +522,18 @@ impl Owner {
         };
         let PendingRef::Id(wanted) = which else { return Err(not_pending()) };
         let found = by_id(self.pending(None), wanted).ok_or_else(not_pending)?;
+        if found.kind == types::PendingKind::Mesh {
+            let (ask, accepted) = (found.id.clone(), decision.is_ok());
+            let decision = decision.map(|_| ());
+            let reply = OperatorReply::Answered(Box::new(found), accepted);
+            self.operator(conn, id, OperatorCommand::Machine { id: ask, decision }, reply);
+            return Ok(());
+        }
         if found.kind != types::PendingKind::Capability {
             return Err(ApiError::new(
                 ApiError::NOT_ATTACHED,
-                "an agent decides on that, and none is attached",
-                "attach first; on the command line: --as NAME",
+                "the agent that is asked decides on that",
+                "answer as that agent; on the command line: --as NAME",
             ));
         }
         self.decide_capability(conn, id, found, decision)

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use commsd::api::client::Client;
 use commsd::api::types::{
-    AgentsParams, DeliveryStatus, MeshConnectParams, MeshTraceParams, PendingKind,
-    RoomCreateParams, RoomJoinParams, RoomsParams, TrustAddParams, TrustKind, TrustListParams,
-    TrustRemoveParams, WhoamiParams,
+    AcceptParams, AgentsParams, DeliveryStatus, MeshConnectParams, MeshTraceParams, PendingKind,
+    PendingParams, RoomCreateParams, RoomJoinParams, RoomsParams, TrustAddParams, TrustKind,
+    TrustListParams, TrustRemoveParams, WhoamiParams,
 };
 use commsd::mesh::wire::frame::Frame;
 use futures_util::{SinkExt as _, StreamExt as _};
@@ -481,8 +481,14 @@ async fn a_machine_is_connected_to_by_name_once_it_allows_it() {
     // Until the other side has said yes, it is nobody's peer.
     alice.wait_kind("connection_request").await;
     assert!(!two.log.text().contains("peer_up"), "{}", two.log.text());
-    let pending = alice.pending(PendingKind::Mesh).await;
-    alice.accept(&pending[0]).await;
+    // The operator decides as well, without being an agent.
+    let (operator, _events) = Client::connect(&one.socket(), "test").await.unwrap();
+    let pending = operator.call(PendingParams {}).await.unwrap().requests;
+    assert_eq!(pending[0].kind, PendingKind::Mesh);
+    let yes =
+        AcceptParams { id: Some(pending[0].id.clone()), room: None, requester: None, terms: None };
+    assert!(operator.call(yes.clone()).await.unwrap().accepted);
+    assert_eq!(operator.call(yes).await.unwrap_err().code, "not_pending");
     two.log
         .wait(0, "the other machine", |l| l["event"] == "peer_up" && l["origin"] == "network")
         .await;

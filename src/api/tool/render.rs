@@ -116,9 +116,10 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
         Action::Update(_) => {
             let me: Whoami = typed(value)?;
             done(format!(
-                "Updated: name {}, visibility {}, status {}, tags {}, version {}",
+                "Updated: name {}, visibility {}, consent {}, status {}, tags {}, version {}",
                 quoted(&me.name),
                 me.visibility,
+                me.consent,
                 me.status,
                 or_none(&me.tags),
                 me.version

@@ -344,7 +344,7 @@ impl Node {
             Command::Update { name, status, visibility, tags, consent } => {
                 let updated = self.update(agent, name, status, visibility, tags, now);
                 if let (Ok(_), Some(policy)) = (&updated, consent) {
-                    self.set_consent(agent, policy);
+                    self.set_consent(agent, policy, now);
                 }
                 updated
             }

@@ -41,6 +41,11 @@ pub(super) struct ConnectionCard {
     pub fingerprint: String,
 }
 
+/// The answer to a decision on nothing.
+pub(super) fn not_pending() -> CommandError {
+    CommandError::new("not_pending", "nothing like that is waiting; see what is pending")
+}
+
 impl Node {
     // --- devices ------------------------------------------------------------------------------------
 
@@ -256,10 +261,7 @@ impl Node {
         op: OpId,
         now: Now,
     ) -> Option<Result<CommandResult, CommandError>> {
-        let not_pending = Err(CommandError::new(
-            "not_pending",
-            "nothing like that is waiting; see what is pending",
-        ));
+        let not_pending = Err(not_pending());
         if let Some(id) = target.mesh_id(&self.mesh_decisions) {
             return Some(self.decide_mesh(&id, accept, reason, now).map_or(not_pending, Ok));
         }
@@ -318,7 +320,7 @@ impl Node {
     }
 
     /// A question is over: it is neither pending nor in the mailbox any more.
-    fn end_question(&mut self, agent: DeviceId, id: &str) -> Option<Decision> {
+    pub(super) fn end_question(&mut self, agent: DeviceId, id: &str) -> Option<Decision> {
         let held = self.agent_mut(&agent)?;
         let decision = held.decisions.remove(id)?;
         // Asked again, it is another question, whether or not this one is acknowledged.
@@ -330,7 +332,13 @@ impl Node {
         Some(decision)
     }
 
-    fn note_consent(&mut self, agent: DeviceId, requester: DeviceId, path: &RoomPath, now: Now) {
+    pub(super) fn note_consent(
+        &mut self,
+        agent: DeviceId,
+        requester: DeviceId,
+        path: &RoomPath,
+        now: Now,
+    ) {
         if path.owner().is_some() {
             if let Some(room) = self.replica.room_mut(path) {
                 room.record_invite(requester);
@@ -460,7 +468,7 @@ impl Node {
         true
     }
 
-    fn decide_mesh(
+    pub(super) fn decide_mesh(
         &mut self,
         id: &str,
         accept: bool,

@@ -81,11 +81,43 @@ impl Node {
         self.agent(agent).and_then(|held| held.consent).unwrap_or(self.config.consent)
     }
 
-    pub(super) fn set_consent(&mut self, agent: DeviceId, policy: ConsentPolicy) {
-        if let Some(held) = self.agent_mut(&agent)
-            && held.consent.replace(policy) != Some(policy)
-        {
+    /// From now on, and for those who wait already.
+    pub(super) fn set_consent(&mut self, agent: DeviceId, policy: ConsentPolicy, now: Now) {
+        let Some(held) = self.agent_mut(&agent) else { return };
+        if held.consent.replace(policy) != Some(policy) {
             self.keep(Record::Consent { agent, policy });
+        }
+        let waiting: Vec<(String, DeviceId)> = self
+            .agent(&agent)
+            .into_iter()
+            .flat_map(|held| held.decisions.values())
+            .filter(|asked| asked.path.as_ref().is_some_and(|path| path.owner().is_none()))
+            .map(|asked| (asked.id.clone(), asked.requester))
+            .collect();
+        for (id, requester) in waiting {
+            let lets_in = match policy {
+                ConsentPolicy::Open => true,
+                ConsentPolicy::SamePrincipal => self.is_same_principal(&requester, now),
+                // A question that was put stays one.
+                ConsentPolicy::Ask | ConsentPolicy::Closed => false,
+            };
+            if lets_in {
+                self.say_yes(agent, &id, now);
+            }
+        }
+    }
+
+    /// Yes to a question that waits.
+    fn say_yes(&mut self, agent: DeviceId, id: &str, now: Now) {
+        let asked = self.end_question(agent, id);
+        let Some((asked, path)) = asked.and_then(|asked| asked.path.clone().map(|p| (asked, p)))
+        else {
+            return;
+        };
+        if asked.waiters.is_empty() {
+            self.note_consent(agent, asked.requester, &path, now);
+        } else {
+            self.admit(agent, asked.requester, &path, asked.waiters, None, now);
         }
     }
 

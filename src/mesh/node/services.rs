@@ -1,7 +1,7 @@
 //! Services that peers call: what this machine shares, who may use it, and calls under way.
 //!
 //! One call's way: a manage-request under a service's capability comes in, its token is verified
-//! against scope, bearer, the share and what has been granted, and [`Output::Service`] asks the
+//! against scope, bearer, the share and what has been granted, and [`Output::Service`](super::Output::Service) asks the
 //! daemon to do it; [`super::Input::ServiceAnswered`] brings the answer back, which goes out as the response.
 //! What a call means is the daemon's matter (`serving`). Capabilities are granted (`granting`) and
 //! asked for and handed on (`asking`) as `rooms.md` 3.13 describes, where the decision may come after
@@ -130,6 +130,13 @@ pub enum OperatorCommand {
         id: String,
         /// How far.
         terms: GrantTerms,
+    },
+    /// Yes or no to a machine that asks to be let in.
+    Machine {
+        /// The request's id.
+        id: String,
+        /// Yes, or no with a reason.
+        decision: Result<(), Option<String>>,
     },
     /// Say no to it.
     Refuse {

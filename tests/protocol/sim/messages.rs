@@ -140,7 +140,24 @@ fn an_agent_says_who_may_begin_conversations_with_it() {
         let questions = [&same, &other].iter().filter(|state| state.is_none()).count();
         assert_eq!(asked(&world, &b) - before, questions, "{policy:?}");
     }
-    // Closed to beginnings; what it has begun itself is open.
+    // Who waits is let in by a policy that would let it in.
+    let waiting: Vec<DeviceId> =
+        world.node_of(&b).pending(&b).iter().map(|p| p.requester).collect();
+    assert_eq!(waiting.len(), 3, "two of `ask`, one of `same-principal`");
+    let open = Command::Update {
+        name: None,
+        status: None,
+        visibility: None,
+        tags: None,
+        consent: Some(ConsentPolicy::Open),
+    };
+    assert_eq!(world.ask(b, open), Ok(CommandResult::Done));
+    world.run(200);
+    assert!(world.node_of(&b).pending(&b).is_empty());
+    for asker in waiting {
+        assert_eq!(reported(&world, &asker, &b).first(), Some(&DeliveryState::Delivered));
+    }
+    // What it has begun itself is open.
     befriend_as(&mut world, b, a);
     assert_eq!(send(&mut world, a, dm(b, "back"))[&b], Some(DeliveryState::Delivered));
 }

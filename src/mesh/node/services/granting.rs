@@ -279,6 +279,11 @@ impl Node {
             OperatorCommand::Unshare(name) => self.unshare(&name, now),
             OperatorCommand::Revoke { share, bearer } => self.revoke_shared(&share, bearer, now),
             OperatorCommand::Grant { id, terms } => self.grant_asked(&id, terms, now),
+            OperatorCommand::Machine { id, decision } => {
+                let accept = decision.is_ok();
+                self.decide_mesh(&id, accept, decision.err().flatten(), now)
+                    .ok_or_else(super::super::control::not_pending)
+            }
             OperatorCommand::Refuse { id, reason } => self.refuse_asked(&id, reason, now),
         };
         self.outputs.push_back(Output::Reply { op, result });
