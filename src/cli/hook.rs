@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{Endpoint, exit};
 use crate::api::client::Client;
@@ -20,6 +20,8 @@ use crate::identity::process;
 const PROGRAM: &str = "commsd-hook";
 /// How long the daemon may take: a harness waits for its hooks.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Pause before a hook that waits looks for the daemon again.
+const RETRY: Duration = Duration::from_secs(1);
 /// What a harness says at most; the result of a tool is in it.
 const MAX_INPUT: u64 = 64 * 1024 * 1024;
 /// The harness takes the text on stderr, and a hook in the background wakes the session.
@@ -48,13 +50,14 @@ enum Way {
 
 impl Input {
     /// What the harness is doing, and how it takes text; `None`: this hook brings nothing.
-    fn moment(&self) -> Option<(HookMoment, Way)> {
+    fn moment(&self, waits: bool) -> Option<(HookMoment, Way)> {
         if self.agent_id.is_some() {
             return None;
         }
         match self.hook_event_name.as_str() {
             "PostToolUse" => Some((HookMoment::Step, Way::Block)),
-            "Stop" if !self.stop_hook_active => Some((HookMoment::End, Way::Block)),
+            // One in the background holds no stop up.
+            "Stop" if waits || !self.stop_hook_active => Some((HookMoment::End, Way::Block)),
             "UserPromptSubmit" | "SessionStart" => Some((HookMoment::Start, Way::Context)),
             _ => None,
         }
@@ -72,7 +75,7 @@ impl Input {
 /// The hook. Exit code 0, or [`WAKES`] with text on stderr.
 pub(super) fn run(harness: Label, wait: Option<WaitSecs>, endpoint: &Endpoint) -> ExitCode {
     let input = read(io::stdin().lock());
-    let Some((moment, way)) = input.as_ref().and_then(Input::moment) else {
+    let Some((moment, way)) = input.as_ref().and_then(|input| input.moment(wait.is_some())) else {
         return exit::DONE.into();
     };
     let session = input.as_ref().and_then(|input| input.session_id.clone());
@@ -82,7 +85,7 @@ pub(super) fn run(harness: Label, wait: Option<WaitSecs>, endpoint: &Endpoint) -
         harness,
         // In the background there is no person who has just written.
         moment: if wait.is_some() { HookMoment::End } else { moment },
-        processes: process::ancestors().into_iter().map(|ancestor| ancestor.id).collect(),
+        processes: process::harness(&process::ancestors()).into_iter().collect(),
         session: session.and_then(|session| Label::try_from(session).ok()),
         wait,
     };
@@ -94,7 +97,23 @@ pub(super) fn run(harness: Label, wait: Option<WaitSecs>, endpoint: &Endpoint) -
         }
         _ => io::stderr().write_all(format!("{text}\n").as_bytes()).is_ok(),
     };
-    let brought = runtime.block_on(bring(params, endpoint, print));
+    let until = Instant::now() + Duration::from_secs(wait.map_or(0, WaitSecs::get));
+    let brought = runtime.block_on(async {
+        let mut was_there = false;
+        loop {
+            match bring(params.clone(), endpoint, &print).await {
+                Brought::Something => return true,
+                Brought::Nothing => return false,
+                Brought::NoDaemon if !was_there => return false,
+                // It may come back; who waits goes on waiting.
+                _ if Instant::now() + RETRY < until => {
+                    was_there = true;
+                    sleep(RETRY).await;
+                }
+                _ => return false,
+            }
+        }
+    });
     let code = if brought && wait.is_some() { WAKES } else { exit::DONE };
     runtime.shutdown_background();
     code.into()
@@ -102,23 +121,40 @@ pub(super) fn run(harness: Label, wait: Option<WaitSecs>, endpoint: &Endpoint) -
 
 /// What the harness says; `None` when it is nothing that can be read.
 fn read(stdin: impl Read) -> Option<Input> {
-    serde_json::from_reader(io::BufReader::new(stdin.take(MAX_INPUT))).ok()
+    // One value: whoever keeps stdin open is not waited for.
+    let reader = io::BufReader::new(stdin.take(MAX_INPUT));
+    serde_json::Deserializer::from_reader(reader).into_iter().next()?.ok()
 }
 
-/// Takes what there is and prints it. True when there was something, and it is printed.
-async fn bring(params: HookTakeParams, endpoint: &Endpoint, print: impl Fn(&str) -> bool) -> bool {
+/// What came of asking the daemon.
+enum Brought {
+    /// Something is printed.
+    Something,
+    /// Nothing is there, or it could not be printed.
+    Nothing,
+    /// Nobody answers.
+    NoDaemon,
+    /// The daemon went away meanwhile.
+    Lost,
+}
+
+/// Takes what there is and prints it.
+async fn bring(
+    params: HookTakeParams,
+    endpoint: &Endpoint,
+    print: impl Fn(&str) -> bool,
+) -> Brought {
     let patience = PATIENCE + Duration::from_secs(params.wait.map_or(0, WaitSecs::get));
     let connected = timeout(PATIENCE, Client::connect(&endpoint.socket, PROGRAM)).await;
-    let Ok(Ok((client, _notifications))) = connected else { return false };
+    let Ok(Ok((client, _notifications))) = connected else { return Brought::NoDaemon };
     let taken = timeout(patience, client.call_waiting(params, patience)).await;
-    let Ok(Ok(taken)) = taken else { return false };
-    let Some(text) = text(&taken) else { return false };
-    if !print(&text) {
-        return false;
+    let Ok(Ok(taken)) = taken else { return Brought::Lost };
+    if !text(&taken).is_some_and(|text| print(&text)) {
+        return Brought::Nothing;
     }
     // Without it the daemon hands it out again.
     let _again = timeout(PATIENCE, client.call(HookShownParams {})).await;
-    true
+    Brought::Something
 }
 
 fn text(taken: &HookTaken) -> Option<String> {
@@ -147,26 +183,27 @@ mod tests {
     fn each_kind_of_hook_has_its_moment_and_its_form() {
         let of =
             |name: &str| input(&json!({"hook_event_name": name, "session_id": "s", "cwd": "/"}));
-        assert_eq!(of("PostToolUse").moment(), Some((HookMoment::Step, Way::Block)));
-        assert_eq!(of("Stop").moment(), Some((HookMoment::End, Way::Block)));
+        assert_eq!(of("PostToolUse").moment(false), Some((HookMoment::Step, Way::Block)));
+        assert_eq!(of("Stop").moment(false), Some((HookMoment::End, Way::Block)));
         for name in ["UserPromptSubmit", "SessionStart"] {
             let hook = of(name);
-            assert_eq!(hook.moment(), Some((HookMoment::Start, Way::Context)));
+            assert_eq!(hook.moment(false), Some((HookMoment::Start, Way::Context)));
             let out = hook.output(Way::Context, "a\nb");
             assert_eq!(out["hookSpecificOutput"]["hookEventName"], name);
             assert_eq!(out["hookSpecificOutput"]["additionalContext"], "a\nb");
         }
         for name in ["SubagentStop", "PreToolUse", "Notification", ""] {
-            assert_eq!(of(name).moment(), None, "{name}");
+            assert_eq!(of(name).moment(false), None, "{name}");
         }
     }
 
     #[test]
     fn a_model_that_goes_on_for_us_may_end_and_helpers_get_nothing() {
         let stop = json!({"hook_event_name": "Stop", "stop_hook_active": true});
-        assert_eq!(input(&stop).moment(), None);
+        assert_eq!(input(&stop).moment(false), None);
+        assert_eq!(input(&stop).moment(true), Some((HookMoment::End, Way::Block)));
         let helper = json!({"hook_event_name": "PostToolUse", "agent_id": "a1"});
-        assert_eq!(input(&helper).moment(), None);
+        assert_eq!(input(&helper).moment(false), None);
     }
 
     #[test]

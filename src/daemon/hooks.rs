@@ -24,12 +24,14 @@ const MAX_SESSIONS: usize = 256;
 pub(super) struct Handed {
     /// By whatever way.
     through: u64,
-    /// By hooks, and nothing behind it by other ways: the next hook acknowledges it.
+    /// By hooks: the next one acknowledges it.
     printed: u64,
+    /// By the answers of tools, from and to: a hook says nothing of whether those have arrived.
+    tools: Option<(u64, u64)>,
     /// By the hook of this connection, which has not said yet that it printed it. When the
     /// connection ends it has not.
     taken: Option<(u64, ConnId)>,
-    /// The event that is too large for a hook, of which one has said that it waits.
+    /// Behind an event that is too large for a hook: the newest that one has said to wait.
     hinted: u64,
 }
 
@@ -68,7 +70,10 @@ impl Owner {
         if let Some(session) = &params.session {
             self.sessions.note(session, agent);
         }
-        self.acknowledge_printed(agent);
+        // One in the background runs beside another, which has not been heard to arrive.
+        if params.wait.is_none() {
+            self.acknowledge_printed(agent);
+        }
         let taken = self.take_for_hook(conn, &agent, params.moment);
         let wait = super::requests::wait_ms(params.wait);
         if wait == 0 || taken.more || !taken.events.is_empty() {
@@ -81,7 +86,8 @@ impl Owner {
         self.waiting.push(Waiting::Hook { conn, id, agent, moment: params.moment, until });
     }
 
-    /// The one agent whose harness process is the hook's nearest ancestor of that kind.
+    /// The one agent whose harness process is the hook's; where no process tells, that of earlier
+    /// hooks of the session. (A harness within a harness is nobody's but its own.)
     fn agent_of_session(&self, params: &HookTakeParams) -> Result<DeviceId, &'static str> {
         let of_harness = |hosted: &super::owner::Hosted| {
             hosted.harness == params.harness.as_str() && !hosted.clients.is_empty()
@@ -97,16 +103,20 @@ impl Owner {
                 (None, _) => {}
             }
         }
-        let agent = params.session.as_ref().and_then(|session| self.sessions.get(session));
+        let session = params.session.as_ref().filter(|_| params.processes.is_empty());
+        let agent = session.and_then(|session| self.sessions.get(session));
         agent.filter(|agent| self.hosted.get(agent).is_some_and(of_harness)).ok_or("no_agent")
     }
 
     /// A later hook of the session shows that what the last one printed has arrived.
     fn acknowledge_printed(&mut self, agent: DeviceId) {
         let (_, acknowledged) = self.node.mailbox_position(&agent).unwrap_or_default();
-        let Some(hosted) = self.hosted.get(&agent) else { return };
-        if hosted.handed.printed > acknowledged {
-            let command = Command::Acknowledge(hosted.handed.printed);
+        let Some(hosted) = self.hosted.get_mut(&agent) else { return };
+        hosted.handed.tools.take_if(|(_, to)| *to <= acknowledged);
+        let before_tools = hosted.handed.tools.map_or(u64::MAX, |(from, _)| from - 1);
+        let printed = hosted.handed.printed.min(before_tools);
+        if printed > acknowledged {
+            let command = Command::Acknowledge(printed);
             self.next_op += 1;
             self.inputs.push_back(Input::Command { op: OpId(self.next_op), agent, command });
             self.turn();
@@ -127,26 +137,28 @@ impl Owner {
             None => return none(None),
         };
         let mut events = Vec::new();
-        let (mut bytes, mut more, mut wanted) = (0, false, false);
-        for numbered in self.node.inbox(agent, after) {
+        let (mut bytes, mut more, mut wanted, mut newest) = (0, false, false, 0);
+        for numbered in self.node.inbox(agent, after).take(MAX_HOOK_EVENTS) {
             let event = super::owner::api_event(&self.node, agent, numbered.seq, &numbered.event);
-            bytes += super::requests::weight(&event);
-            if events.len() >= MAX_HOOK_EVENTS || bytes > MAX_HOOK_BYTES {
-                more = true;
-                break;
-            }
-            wanted |= match (moment, feed::urgency(&event)) {
+            let urgent = match (moment, feed::urgency(&event)) {
                 (HookMoment::Start, _) | (_, Urgency::Steer) => true,
                 (HookMoment::End, urgency) => urgency == Urgency::FollowUp,
                 (HookMoment::Step, _) => false,
             };
-            events.push(event);
+            newest = if urgent { numbered.seq } else { newest };
+            bytes += super::requests::weight(&event);
+            more |= bytes > MAX_HOOK_BYTES;
+            if !more {
+                wanted |= urgent;
+                events.push(event);
+            }
         }
         let Some(hosted) = self.hosted.get_mut(agent) else { return none(None) };
-        // What is too large for a hook waits for the tool, which the model is told once.
-        if let (0, true) = (events.len(), more) {
-            let first = after + 1;
-            let told = std::mem::replace(&mut hosted.handed.hinted, first) == first;
+        // What is too large for a hook, and all behind it, waits for the tool; the model is told of
+        // each that it should know of.
+        if events.is_empty() && more {
+            let told = hosted.handed.hinted >= newest;
+            hosted.handed.hinted = hosted.handed.hinted.max(newest);
             return HookTaken { more: !told, ..none(Some(agent)) };
         }
         let Some(last) = events.last().filter(|_| wanted) else { return none(Some(agent)) };
@@ -173,14 +185,19 @@ impl Owner {
         }
     }
 
-    /// An answer brings the model everything up to `seq`. Returns how far it has been given.
+    /// An answer brings the model everything up to `seq`. Returns how far it has been given. (What a
+    /// hook is printing just now may come twice; it may also never be printed.)
     pub(super) fn given(&mut self, agent: &DeviceId, seq: u64) -> u64 {
         let Some((head, _)) = self.node.mailbox_position(agent) else { return 0 };
         let Some(hosted) = self.hosted.get_mut(agent) else { return 0 };
-        // A hook that is printing has it, as far as anybody can know.
-        let taken = hosted.handed.taken.map_or(0, |(through, _)| through);
-        hosted.handed.through = hosted.handed.through.max(seq.min(head));
-        hosted.handed.through.max(taken)
+        let handed = &mut hosted.handed;
+        let to = seq.min(head);
+        if to > handed.through {
+            let from = handed.tools.map_or(handed.through + 1, |(from, _)| from);
+            handed.tools = Some((from, to));
+            handed.through = to;
+        }
+        handed.through
     }
 
     /// Whoever waits with a hook for this agent has waited in vain.

@@ -578,7 +578,10 @@ impl Owner {
     /// What somebody wrote to one of our agents.
     fn note_said(&mut self, agent: DeviceId, event: &DeliveryEvent) {
         let now = self.clock.now().mono;
-        if let DeliveryEvent::Dm { message } = event {
+        // What a model here writes was noted when it wrote it; scripts are free.
+        if let DeliveryEvent::Dm { message } = event
+            && !self.hosted.contains_key(&message.from)
+        {
             let place = Place::pair(message.from, agent);
             self.hygiene.note(place, message.from, message.content.len(), now);
         }
@@ -595,14 +598,7 @@ impl Owner {
         let judged = self.hygiene.judge(&place, agent, bytes, now);
         match judged {
             Ok(()) => {
-                // What goes to an agent of ours is noted when it arrives.
-                let arrives = match &place {
-                    Place::Pair(a, b) => self.hosted.contains_key(a) && self.hosted.contains_key(b),
-                    Place::Room(_) => false,
-                };
-                if !arrives {
-                    self.hygiene.note(place, agent, bytes, now);
-                }
+                self.hygiene.note(place, agent, bytes, now);
             }
             Err(damped) => {
                 emit(&event("message_damped").with("agent", agent).with("code", damped.code()));

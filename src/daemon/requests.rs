@@ -373,7 +373,7 @@ impl Owner {
                 let room = self.find_room(&p.room, &agent)?;
                 let text = p.text.into_string();
                 if self.actions.contains_key(&(conn, id.clone())) {
-                    self.may_say(agent, Place::Room(room.to_string()), text.len())?;
+                    self.may_say(agent, Place::Room(room.to_string(), agent), text.len())?;
                 }
                 let behavior = behavior(p.timing);
                 (Command::Send { room, text, reply_to: p.reply_to, behavior }, Reply::Send)

@@ -97,6 +97,23 @@ async fn a_hook_brings_what_came_once_and_tools_do_not_bring_it_again() {
     })
     .await;
     assert!(brought["reason"].as_str().unwrap().ends_with("│ still here"));
+    // Nor is it lost when a tool is called while a hook has it, and that hook is killed.
+    dm(&mut bob, "ann", "half printed", None).await;
+    {
+        let (client, _events) = Client::connect(&daemon.socket(), "test").await.unwrap();
+        assert_eq!(client.call(take("codex")).await.unwrap().events.len(), 1);
+        assert!(ann.action(json!({"action": "whoami"})).await.contains("│ half printed"));
+    }
+    assert_eq!(said(home, "codex", "PostToolUse").await, None);
+    // The hook of another process, such as a harness within this one, gets nothing, whatever it calls
+    // its session; where no process tells, the session does.
+    dm(&mut bob, "ann", "for ann alone", None).await;
+    let (client, _events) = Client::connect(&daemon.socket(), "test").await.unwrap();
+    let session = Some("s1".to_owned().try_into().unwrap());
+    let inner = HookTakeParams { processes: vec![1], session: session.clone(), ..take("codex") };
+    assert_eq!(client.call(inner).await.unwrap().agent, None);
+    let untold = HookTakeParams { processes: Vec::new(), session, ..take("codex") };
+    assert_eq!(client.call(untold).await.unwrap().events.len(), 1);
 }
 
 fn take(harness: &str) -> HookTakeParams {
@@ -141,6 +158,12 @@ async fn each_message_waits_for_its_moment() {
     let hint = said(home, "codex", "PostToolUse").await.unwrap();
     assert!(hint["reason"].as_str().unwrap().contains("wait_for_messages"));
     assert_eq!(said(home, "codex", "PostToolUse").await, None);
+    // Behind it: news is no reason for another word, what is urgent is.
+    dm(&mut bob, "ann", "fyi", Some("info")).await;
+    assert_eq!(said(home, "codex", "PostToolUse").await, None);
+    dm(&mut bob, "ann", "urgent", Some("steer")).await;
+    let hint = said(home, "codex", "PostToolUse").await.unwrap();
+    assert!(hint["reason"].as_str().unwrap().contains("wait_for_messages"));
 }
 
 #[tokio::test]

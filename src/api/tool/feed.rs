@@ -145,8 +145,8 @@ fn line(event: &Event) -> String {
                 "📬 {} invites you to {}{}{} (join_room, or decline_invite with a reason)",
                 named("from", "fromName"),
                 get("room"),
-                if description.is_empty() { "" } else { ": " },
-                description
+                if description.is_empty() { "" } else { ", which says of itself: " },
+                if description.is_empty() { String::new() } else { format!("\"{description}\"") }
             )
         }
         "room_join_request" => {

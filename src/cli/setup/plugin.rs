@@ -127,15 +127,15 @@ fn files(entry: &Entry, hook: &Entry) -> Vec<(String, String)> {
         "asyncRewake": true, "timeout": WAKE_SECS + HOOK_SECS});
     let mut files = vec![
         (
-            ".claude-plugin/marketplace.json".to_owned(),
-            pretty(&json!({"name": PLUGIN, "owner": {"name": PLUGIN}, "plugins": [
-                {"name": PLUGIN, "source": "./", "description": description}]})),
-        ),
-        (
             MANIFEST.to_owned(),
             pretty(&json!({"name": PLUGIN, "version": PROGRAM_VERSION, "description": description,
                 "mcpServers": {NAME:
                     {"type": "stdio", "command": entry.program, "args": entry.args}}})),
+        ),
+        (
+            ".claude-plugin/marketplace.json".to_owned(),
+            pretty(&json!({"name": PLUGIN, "owner": {"name": PLUGIN}, "plugins": [
+                {"name": PLUGIN, "source": "./", "description": description}]})),
         ),
         (
             "hooks/hooks.json".to_owned(),
@@ -190,7 +190,7 @@ pub(super) fn write(
     let changed: Vec<_> =
         kept.iter().filter(|(file, text)| file.text.as_ref() != Some(*text)).collect();
     if !dry {
-        // The manifest, by which the folder is known as ours, is not the last one.
+        // The manifest, by which the folder is known as ours, comes first.
         for (file, text) in &changed {
             file.write(Some(text))?;
         }
