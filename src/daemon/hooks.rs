@@ -26,8 +26,6 @@ pub(super) struct Handed {
     through: u64,
     /// By hooks: the next one acknowledges it.
     printed: u64,
-    /// By the answers of tools, from and to: a hook says nothing of whether those have arrived.
-    tools: Option<(u64, u64)>,
     /// By the hook of this connection, which has not said yet that it printed it. When the
     /// connection ends it has not.
     taken: Option<(u64, ConnId)>,
@@ -111,10 +109,7 @@ impl Owner {
     /// A later hook of the session shows that what the last one printed has arrived.
     fn acknowledge_printed(&mut self, agent: DeviceId) {
         let (_, acknowledged) = self.node.mailbox_position(&agent).unwrap_or_default();
-        let Some(hosted) = self.hosted.get_mut(&agent) else { return };
-        hosted.handed.tools.take_if(|(_, to)| *to <= acknowledged);
-        let before_tools = hosted.handed.tools.map_or(u64::MAX, |(from, _)| from - 1);
-        let printed = hosted.handed.printed.min(before_tools);
+        let printed = self.hosted.get(&agent).map_or(0, |hosted| hosted.handed.printed);
         if printed > acknowledged {
             let command = Command::Acknowledge(printed);
             self.next_op += 1;
@@ -190,14 +185,8 @@ impl Owner {
     pub(super) fn given(&mut self, agent: &DeviceId, seq: u64) -> u64 {
         let Some((head, _)) = self.node.mailbox_position(agent) else { return 0 };
         let Some(hosted) = self.hosted.get_mut(agent) else { return 0 };
-        let handed = &mut hosted.handed;
-        let to = seq.min(head);
-        if to > handed.through {
-            let from = handed.tools.map_or(handed.through + 1, |(from, _)| from);
-            handed.tools = Some((from, to));
-            handed.through = to;
-        }
-        handed.through
+        hosted.handed.through = hosted.handed.through.max(seq.min(head));
+        hosted.handed.through
     }
 
     /// Whoever waits with a hook for this agent has waited in vain.
