@@ -697,7 +697,12 @@ async fn nothing_that_was_confirmed_is_lost_when_the_owners_daemon_is_killed() {
             write(false, format!("local {round}")),
         ];
         let begun = async {
-            while entries(&pair.project).len() < confirmed.len() + 8 {
+            // A remote writer's second entry shows that its first was confirmed.
+            let second = format!(" {round} 1");
+            let remote = |entry: &String| entry.starts_with("bob") && entry.ends_with(&second);
+            let enough =
+                |found: Vec<String>| found.len() >= confirmed.len() + 8 && found.iter().any(remote);
+            while !enough(entries(&pair.project)) {
                 tokio::time::sleep(std::time::Duration::from_millis(1 + 3 * round)).await;
             }
         };
