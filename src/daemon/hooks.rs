@@ -16,6 +16,8 @@ use crate::runtime::local_socket::ConnId;
 const MAX_HOOK_BYTES: usize = feed::MAX_BATCH;
 /// Events that one hook brings.
 const MAX_HOOK_EVENTS: usize = 50;
+/// Events that are looked at for something urgent; reading them takes milliseconds.
+const MAX_LOOK: usize = 1_000;
 /// Sessions whose agent is remembered; a machine has some tens.
 const MAX_SESSIONS: usize = 256;
 
@@ -133,7 +135,7 @@ impl Owner {
         };
         let mut events = Vec::new();
         let (mut bytes, mut more, mut wanted, mut newest) = (0, false, false, 0);
-        for numbered in self.node.inbox(agent, after).take(MAX_HOOK_EVENTS) {
+        for numbered in self.node.inbox(agent, after).take(MAX_LOOK) {
             let event = super::owner::api_event(&self.node, agent, numbered.seq, &numbered.event);
             let urgent = match (moment, feed::urgency(&event)) {
                 (HookMoment::Start, _) | (_, Urgency::Steer) => true,
@@ -142,9 +144,10 @@ impl Owner {
             };
             newest = if urgent { numbered.seq } else { newest };
             bytes += super::requests::weight(&event);
-            more |= bytes > MAX_HOOK_BYTES;
+            more |= bytes > MAX_HOOK_BYTES || events.len() >= MAX_HOOK_EVENTS;
+            // What is urgent is not held up by what stands before it: that goes first.
+            wanted |= urgent;
             if !more {
-                wanted |= urgent;
                 events.push(event);
             }
         }

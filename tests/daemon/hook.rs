@@ -153,6 +153,16 @@ async fn each_message_waits_for_its_moment() {
         let step = said(home, "codex", "PostToolUse").await;
         assert_eq!(step.is_some(), wakes, "{text}: {step:?}");
     }
+    // Much news before something urgent: it all goes, in as many hooks as it takes.
+    for _ in 0..9 {
+        dm(&mut bob, "ann", &"news ".repeat(400), Some("info")).await;
+    }
+    assert_eq!(said(home, "codex", "PostToolUse").await, None);
+    dm(&mut bob, "ann", "now this", Some("steer")).await;
+    let first = said(home, "codex", "PostToolUse").await.unwrap();
+    assert!(!first["reason"].as_str().unwrap().contains("now this"));
+    let then = said(home, "codex", "PostToolUse").await.unwrap();
+    assert!(then["reason"].as_str().unwrap().ends_with("│ now this"));
     // What is too long is pointed at, once.
     dm(&mut bob, "ann", &"long ".repeat(5_000), None).await;
     let hint = said(home, "codex", "PostToolUse").await.unwrap();
