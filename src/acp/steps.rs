@@ -14,10 +14,11 @@ use super::objects::{
     OverrunGate, ProgressUpdate, RejectNotice, SandboxPolicy, SettlementReceipt, Target,
     TaskContract, TaskManifest, Usage, UsageReceipt, UsageSource, VerificationReport,
 };
+use super::run::Ran;
 use super::sign::{self, Role, Signature, Signed as _};
 use super::value::{
-    ApprovalId, ContractId, Count, DeliverableId, Digest, Int, InviteId, Nonce, Note, Prose, Seq,
-    SettlementId, TaskId, Time, UsageId, Word,
+    ApprovalId, AttestationId, ContractId, Count, DeliverableId, Digest, Int, InviteId, Name,
+    Nonce, Note, Prose, Seq, SettlementId, TaskId, Time, UsageId, Word,
 };
 
 /// How long an approval is good, ms, unless its owner says otherwise.
@@ -198,7 +199,7 @@ pub fn progress(
     Ok(wish(Event::Progress, objects))
 }
 
-/// The next usage receipt of a task.
+/// The next usage receipt of a task, over `usage` so far.
 ///
 /// # Errors
 /// `ILLEGAL_TRANSITION` before a proposal.
@@ -207,7 +208,7 @@ pub fn usage(
     view: &View,
     usage: Usage,
     source: UsageSource,
-    adapter: &str,
+    (adapter, model): (&str, Option<Name>),
     started_at: Time,
     is_final: bool,
 ) -> Result<UsageReceipt> {
@@ -221,12 +222,47 @@ pub fn usage(
         previous_digest: before.map(|b| b.digest),
         is_final,
         adapter: Word::parse(adapter)?,
-        model: None,
+        model,
         source,
         started_at,
         ended_at: Time::from(cx.now),
         usage,
         cost: None,
+        signature: Signature::blank(Role::Worker, cx.key.did()),
+    }
+    .signed(cx.key, cx.now)
+}
+
+/// The worker's word on how a run was kept apart.
+///
+/// # Errors
+/// `ILLEGAL_TRANSITION` before a proposal.
+pub fn attest(
+    cx: &mut Cx<'_>,
+    view: &View,
+    ran: &Ran,
+    output_digest: Option<Digest>,
+) -> Result<ExecutionAttestation> {
+    let contract = view.contract().ok_or_else(not_yet)?;
+    let policy = &contract.manifest.sandbox_policy;
+    let facts = ran.run.clone();
+    ExecutionAttestation {
+        attestation_id: AttestationId::draw(cx.entropy),
+        task_id: view.task_id().clone(),
+        contract_digest: view.contract_digest().ok_or_else(not_yet)?,
+        worker_did: cx.key.did(),
+        requested_isolation: policy.isolation,
+        effective_isolation: facts.effective,
+        runtime: facts.runtime,
+        policy_digest: Digest::of(policy)?,
+        limits: facts.limits,
+        started_at: Time::from(ran.started_at),
+        ended_at: Time::from(ran.ended_at),
+        exit: facts.exit,
+        input_digest: contract.manifest.input_digest,
+        output_digest,
+        stderr_digest: facts.stderr_digest,
+        denials: Seq::new(facts.denials)?,
         signature: Signature::blank(Role::Worker, cx.key.did()),
     }
     .signed(cx.key, cx.now)

@@ -103,6 +103,12 @@ impl ToolDesk {
         }
     }
 
+    /// Whether a call with this id was admitted before.
+    #[must_use]
+    pub fn knows(&self, id: &CallId) -> bool {
+        self.calls.contains_key(id)
+    }
+
     /// Judges a call: who and when, whether it was there before, whether the chain allows it; counts
     /// its use.
     ///

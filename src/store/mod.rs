@@ -4,13 +4,15 @@
 //! This module holds the trait, the engine on disk (`disk`) with the thread that commits for
 //! everybody at once (`committer`), the engine that keeps everything in memory (`--ephemeral` and
 //! tests) and, in `faulty`, the twin with which tests make storage slow, failing and forgetful.
-//! `change` alone knows what a record is found by; nothing here knows what it is for.
+//! `change` alone knows what a record is found by; nothing here knows what it is for. `owner` keeps
+//! what an owner of the Agent Collaboration Protocol asks for, in a file of its own.
 
 mod change;
 mod committer;
 mod disk;
 mod faulty;
 mod memory;
+mod owner;
 
 use std::path::PathBuf;
 
@@ -18,6 +20,7 @@ pub use committer::{Committer, Report};
 pub use disk::{DEFAULT_LIMIT, DiskStore, Found, Place};
 pub use faulty::{Faults, FaultyStore, Submission};
 pub use memory::{MAX_MEMORY_BYTES, MemoryStore};
+pub use owner::{Kept, OwnerStore};
 
 use crate::mesh::journal::Record;
 

@@ -179,7 +179,8 @@ fn tokens(total: u64) -> Usage {
 fn deliver(cx: &mut Cx<'_>, view: &View, output: Value, usage: Usage) -> Wish {
     let started = Time::from(cx.now);
     let receipt =
-        steps::usage(cx, view, usage, UsageSource::Metered, "command", started, true).unwrap();
+        steps::usage(cx, view, usage, UsageSource::Metered, ("command", None), started, true)
+            .unwrap();
     steps::deliver(cx, view, output, &receipt, None).unwrap()
 }
 
@@ -297,7 +298,8 @@ fn failures(
     pair.act(1, |cx, view| {
         let started = Time::from(cx.now);
         let usage =
-            steps::usage(cx, view, used(), UsageSource::Metered, "sandbox", started, true).unwrap();
+            steps::usage(cx, view, used(), UsageSource::Metered, ("sandbox", None), started, true)
+                .unwrap();
         let manifest = &view.contract().unwrap().manifest;
         let attestation = attest.map(|change| {
             let mut attestation = ExecutionAttestation {

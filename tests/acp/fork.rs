@@ -221,7 +221,7 @@ fn a_delivery_loses_against_a_cancellation_and_is_kept() {
             log.view(),
             crate::gateways::used(),
             UsageSource::Metered,
-            "x",
+            ("x", None),
             started,
             true,
         )

@@ -123,7 +123,8 @@ pub fn used() -> Usage {
 
 fn deliver(cx: &mut Cx<'_>, view: &View) -> Wish {
     let started = Time::from(cx.now);
-    let usage = steps::usage(cx, view, used(), UsageSource::Metered, "command", started, true);
+    let usage =
+        steps::usage(cx, view, used(), UsageSource::Metered, ("command", None), started, true);
     steps::deliver(cx, view, json!({ "a": 2 }), &usage.unwrap(), None).unwrap()
 }
 

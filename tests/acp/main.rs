@@ -12,6 +12,7 @@ mod corpus;
 mod desk;
 mod fork;
 mod gateways;
+mod owners;
 mod refute;
 mod support;
 mod vectors;

@@ -273,7 +273,15 @@ impl World {
             let state = view.state()?;
             let final_usage = |cx: &mut Cx<'_>| {
                 let started = Time::from(cx.now);
-                steps::usage(cx, &view, no_usage(), UsageSource::Metered, "command", started, true)
+                steps::usage(
+                    cx,
+                    &view,
+                    no_usage(),
+                    UsageSource::Metered,
+                    ("command", None),
+                    started,
+                    true,
+                )
             };
             let wish: Wish = match (log.me(), state) {
                 (Party::Worker, State::Proposed) => match pick {

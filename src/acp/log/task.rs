@@ -425,6 +425,12 @@ impl TaskLog {
         self.pending.iter().map(|pending| &pending.entry)
     }
 
+    /// Whether nothing of this side's waits: no entry for its second signature, no step behind one.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.wishes.is_empty()
+    }
+
     /// Entries of the peer's that prove something against it.
     #[must_use]
     pub fn evidence(&self) -> &[(AuditEntry, Code)] {

@@ -1,0 +1,213 @@
+//! The owner's gates (design 9.4): what a policy answers, what waits for a person, and the receipt
+//! that an answer becomes. A receipt is used before the action is taken, for exactly that action.
+
+use super::{Action, Owner, OwnerRecord, Turn};
+use crate::acp::approval::{self, ASK_TIMEOUT_MS, Attempt};
+use crate::acp::code::{Code, Error, Result};
+use crate::acp::did::Did;
+use crate::acp::log::View;
+use crate::acp::objects::{
+    ApprovalPolicy, ApprovalReceipt, Decision, Gate, GatePolicies, GatePolicy, Target,
+};
+use crate::acp::steps;
+use crate::acp::value::{Digest, TaskId, Time};
+use crate::codec::time::UnixMillis;
+
+/// Digits of a target's digest that name a question: enough that no two of an owner's questions
+/// share them, short enough to be typed.
+const ID_DIGITS: usize = 12;
+
+/// Questions of one task that wait at once: budgets and tool calls, each once.
+const MAX_QUESTIONS: usize = 32;
+
+/// Something that waits for the owner.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    /// Key of the task.
+    pub task: Digest,
+    /// Its id.
+    pub task_id: TaskId,
+    /// The other side.
+    pub peer: Did,
+    /// The other side's title of the work: untrusted text.
+    pub title: String,
+    /// The exact action.
+    pub target: Target,
+    /// Digest of the target: what the receipt will carry.
+    pub digest: Digest,
+    /// Since when it waits.
+    pub asked_at: UnixMillis,
+    /// When it counts as no.
+    pub expires_at: UnixMillis,
+}
+
+impl Question {
+    /// What people call it by; the same after a restart.
+    #[must_use]
+    pub fn id(&self) -> String {
+        let digest = self.digest.to_string();
+        let digits = digest.strip_prefix("sha256:").unwrap_or(&digest);
+        digits.chars().take(ID_DIGITS).collect()
+    }
+
+    /// Which gate it is.
+    #[must_use]
+    pub const fn gate(&self) -> Gate {
+        self.target.gate()
+    }
+}
+
+/// An owner's answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Given {
+    /// A person's word, given to this program.
+    Word(Decision, String),
+    /// A receipt that was signed elsewhere, with this owner's key.
+    Receipt(Box<ApprovalReceipt>),
+}
+
+/// What a gate says.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// Yes; the receipt is used.
+    Yes(Box<ApprovalReceipt>),
+    /// No.
+    No(Box<ApprovalReceipt>),
+    /// The owner is asked.
+    Wait,
+}
+
+/// A policy that asks at every gate but those in `auto`.
+#[must_use]
+pub fn ask_policy(did: Did, auto: &[Gate], now: UnixMillis) -> ApprovalPolicy {
+    let answer = |gate| if auto.contains(&gate) { GatePolicy::Auto } else { GatePolicy::Ask };
+    ApprovalPolicy {
+        did,
+        gates: GatePolicies {
+            external_send: answer(Gate::ExternalSend),
+            contract_acceptance: answer(Gate::ContractAcceptance),
+            budget_overrun: answer(Gate::BudgetOverrun),
+            redelegation: answer(Gate::Redelegation),
+            final_acceptance: answer(Gate::FinalAcceptance),
+        },
+        created_at: Time::from(now),
+    }
+}
+
+impl Owner {
+    /// Takes an owner's answer to the question called `id`: the digits of its digest, at least six.
+    ///
+    /// # Errors
+    /// `BAD_ID` when no question, or more than one, has this id.
+    pub fn answer(
+        &mut self,
+        id: &str,
+        given: Given,
+        now: UnixMillis,
+        entropy: &mut dyn crate::identity::entropy::Entropy,
+    ) -> Result<super::Outcome> {
+        /// Fewer digits are more likely a slip than a name.
+        const MIN_DIGITS: usize = 6;
+        let meant = self.questions().filter(|question| {
+            id.len() >= MIN_DIGITS && question.digest.to_string()["sha256:".len()..].starts_with(id)
+        });
+        let meant: Vec<_> = meant.map(|question| (question.task, question.digest)).collect();
+        let [(task, digest)] = meant[..] else {
+            return Err(Error::new(
+                Code::BadId,
+                "no question, or more than one, has this id; approvals list shows them",
+            ));
+        };
+        let mut turn = Turn::new(now, entropy);
+        if let Some(file) = self.files.get_mut(&task) {
+            file.answers.insert(digest, given);
+        }
+        self.consider(task, &mut turn);
+        Ok(turn.out)
+    }
+
+    /// The policy for a task: its own where it was ordered here with one.
+    fn policy_of(&self, task: &Digest) -> ApprovalPolicy {
+        let own = self.files.get(task).and_then(|file| file.order.as_ref());
+        own.and_then(|order| order.policy.clone()).unwrap_or_else(|| self.policy.clone())
+    }
+
+    /// Asks the gate of `target`.
+    pub(super) fn gate(
+        &mut self,
+        task: Digest,
+        view: &View,
+        target: &Target,
+        turn: &mut Turn<'_>,
+    ) -> Result<Answer> {
+        let policy = self.policy_of(&task);
+        let digest = target.digest()?;
+        let key = self.key.clone();
+        let sign = |decision, by, reason: &str, turn: &mut Turn<'_>| {
+            let mut cx = Self::cx(&key, turn);
+            steps::approval(&mut cx, view.task_id(), target, decision, by, reason)
+        };
+        let receipt = match approval::answer_of(&policy, target.gate()) {
+            Some(decision) => sign(decision, Some(Digest::of(&policy)?), "by policy", turn)?,
+            None => match self.given(task, view, target, digest, turn)? {
+                None => return Ok(Answer::Wait),
+                Some(Given::Word(decision, reason)) => sign(decision, None, &reason, turn)?,
+                Some(Given::Receipt(receipt)) => *receipt,
+            },
+        };
+        if receipt.decision == Decision::Denied {
+            return Ok(Answer::No(Box::new(receipt)));
+        }
+        let attempt = Attempt {
+            target,
+            task_id: view.task_id(),
+            approver: self.did(),
+            policy: Some(&policy),
+            now: turn.now,
+        };
+        let used = self.approvals.use_once(&receipt, &attempt)?;
+        turn.out.own(OwnerRecord::ApprovalUsed { used });
+        Ok(Answer::Yes(Box::new(receipt)))
+    }
+
+    /// A person's answer, or the question.
+    fn given(
+        &mut self,
+        task: Digest,
+        view: &View,
+        target: &Target,
+        digest: Digest,
+        turn: &mut Turn<'_>,
+    ) -> Result<Option<Given>> {
+        let peer = self.gateway.task(&task).map(crate::acp::log::TaskLog::peer);
+        let file = self.files.entry(task).or_default();
+        if let Some(given) = file.answers.remove(&digest) {
+            file.questions.remove(&digest);
+            return Ok(Some(given));
+        }
+        if let Some(question) = file.questions.get(&digest) {
+            if turn.now < question.expires_at {
+                return Ok(None);
+            }
+            file.questions.remove(&digest);
+            return Ok(Some(Given::Word(Decision::Denied, "nobody answered in time".into())));
+        }
+        if file.questions.len() >= MAX_QUESTIONS {
+            return Err(Error::new(Code::RateLimited, "too many questions wait for the owner"));
+        }
+        let title = super::contract(view)?.manifest.title.to_string();
+        let question = Question {
+            task,
+            task_id: view.task_id().clone(),
+            peer: peer.ok_or_else(super::unknown)?,
+            title,
+            target: target.clone(),
+            digest,
+            asked_at: turn.now,
+            expires_at: turn.now.plus(ASK_TIMEOUT_MS),
+        };
+        file.questions.insert(digest, question.clone());
+        turn.out.actions.push(Action::Ask(question));
+        Ok(None)
+    }
+}

@@ -1,0 +1,823 @@
+//! Owners with each other, by envelopes, with what they store: whole tasks, gates, budgets, tools,
+//! groups, and what a crash at any point leaves.
+
+use std::collections::BTreeMap;
+
+use commsd::acp::audit::{AuditLog, Status, verify};
+use commsd::acp::code::Code;
+use commsd::acp::gateway::{Admission, StoreSecret};
+use commsd::acp::json::canonical;
+use commsd::acp::log::View;
+use commsd::acp::objects::*;
+use commsd::acp::owner::{
+    Action, Given, Grant, Group, Note, Noted, Order, Outcome, Owner, OwnerRecord, Profile, Route,
+    Stored, ToolRequest, ask_policy, choose_level,
+};
+use commsd::acp::run::{Ended, Job, Progress, Ran, RunFacts};
+use commsd::acp::steps;
+use commsd::acp::value::*;
+use commsd::codec::time::UnixMillis;
+use commsd::identity::entropy::SeededEntropy;
+use serde_json::{Value, json};
+
+use crate::support::person;
+
+const START: u64 = 1_796_083_200_000;
+
+/// An owner with its disk.
+struct Side {
+    n: u8,
+    owner: Owner,
+    disk: Vec<Stored>,
+    keys: Vec<StoreSecret>,
+    auto: Vec<Gate>,
+    actions: Vec<Action>,
+    notes: Vec<Note>,
+}
+
+impl Side {
+    fn new(n: u8, auto: &[Gate]) -> Self {
+        let mut side = Self {
+            n,
+            owner: Self::fresh(n, auto),
+            disk: Vec::new(),
+            keys: Vec::new(),
+            auto: auto.to_vec(),
+            actions: Vec::new(),
+            notes: Vec::new(),
+        };
+        side.owner.admit(Admission::Anyone);
+        side
+    }
+
+    fn fresh(n: u8, auto: &[Gate]) -> Owner {
+        let key = person(n).secret();
+        let policy = ask_policy(key.did(), auto, UnixMillis(START));
+        let levels = vec![Isolation::Kernel, Isolation::Subprocess];
+        let profile = Profile { adapter: Word::parse("sandbox").unwrap(), levels, max_runs: 2 };
+        Owner::new(key, None, policy, Some(profile))
+    }
+}
+
+/// All of them, and the envelopes between them.
+struct Town {
+    sides: BTreeMap<Did, Side>,
+    mail: Vec<(Did, Vec<u8>)>,
+    entropy: SeededEntropy,
+    now: u64,
+}
+
+use commsd::acp::did::Did;
+
+impl Town {
+    fn new(people: &[(u8, &[Gate])]) -> Self {
+        let sides = people.iter().map(|(n, auto)| (did(*n), Side::new(*n, auto))).collect();
+        Self { sides, mail: Vec::new(), entropy: SeededEntropy::new(11), now: START }
+    }
+
+    fn side(&mut self, n: u8) -> &mut Side {
+        self.sides.get_mut(&did(n)).unwrap()
+    }
+
+    fn owner(&self, n: u8) -> &Owner {
+        &self.sides[&did(n)].owner
+    }
+
+    fn emit(&mut self, n: u8, out: Outcome) {
+        let side = self.side(n);
+        side.keys.extend(out.secrets);
+        // What is on disk is bytes.
+        side.disk.extend(out.records.into_iter().map(|stored| {
+            let bytes = serde_json::to_vec(&stored.record).unwrap();
+            let record: OwnerRecord = serde_json::from_slice(&bytes).unwrap();
+            assert_eq!(record, stored.record);
+            Stored { task: stored.task, record }
+        }));
+        side.actions.extend(out.actions);
+        side.notes.extend(out.notes);
+        for send in out.sends {
+            self.mail.push((send.envelope.to, canonical(&send.envelope).unwrap()));
+        }
+    }
+
+    /// Lets `n` do something.
+    fn with<T>(
+        &mut self,
+        n: u8,
+        act: impl FnOnce(&mut Owner, UnixMillis, &mut SeededEntropy) -> (T, Outcome),
+    ) -> T {
+        let now = UnixMillis(self.now);
+        let side = self.sides.get_mut(&did(n)).unwrap();
+        let (result, out) = act(&mut side.owner, now, &mut self.entropy);
+        self.emit(n, out);
+        result
+    }
+
+    /// Delivers everything, and runs what is to be run, until nothing is left.
+    fn settle_down(&mut self, work: &mut dyn FnMut(u8, &Job) -> Option<Ended>) {
+        loop {
+            self.now += 20;
+            if !self.mail.is_empty() {
+                let (to, bytes) = self.mail.remove(0);
+                let n = self.sides[&to].n;
+                self.with(n, |owner, now, entropy| {
+                    ((), owner.receive(&bytes, &Route::Local, now, entropy).unwrap())
+                });
+                continue;
+            }
+            let Some((n, task, job)) = self.next_run() else { return };
+            if let Some(ended) = work(n, &job) {
+                let ran = ran(&job, ended, self.now);
+                self.with(n, |owner, now, entropy| {
+                    ((), owner.run_ended(&task, ran, now, entropy).unwrap())
+                });
+            }
+        }
+    }
+
+    fn next_run(&mut self) -> Option<(u8, Digest, Job)> {
+        for side in self.sides.values_mut() {
+            let at = side.actions.iter().position(|action| matches!(action, Action::Run { .. }));
+            if let Some(at) = at
+                && let Action::Run { task, job } = side.actions.remove(at)
+            {
+                return Some((side.n, task, *job));
+            }
+        }
+        None
+    }
+
+    /// Everything in memory is gone.
+    fn restart(&mut self, n: u8) {
+        let now = UnixMillis(self.now);
+        let side = self.side(n);
+        side.owner = Side::fresh(n, &side.auto);
+        side.owner.admit(Admission::Anyone);
+        side.actions.clear();
+        side.owner.restore(side.disk.clone(), side.keys.clone(), now).unwrap();
+        self.with(n, |owner, now, entropy| ((), owner.resume(now, entropy).unwrap()));
+    }
+
+    fn poll(&mut self, n: u8) {
+        self.with(n, |owner, now, entropy| ((), owner.poll(now, entropy).unwrap()));
+    }
+
+    fn order(&mut self, n: u8, order: Order) -> Digest {
+        self.with(n, |owner, now, entropy| {
+            let (task, _, out) = owner.order(order, now, entropy).unwrap();
+            (task, out)
+        })
+    }
+
+    fn view(&self, n: u8, task: &Digest) -> View {
+        self.owner(n).task(task).unwrap().view().clone()
+    }
+
+    fn state(&self, n: u8, task: &Digest) -> State {
+        self.view(n, task).state().unwrap()
+    }
+
+    /// Both logs are equal and verify.
+    fn check(&self, people: [u8; 2], task: &Digest, status: Status) {
+        let logs = people.map(|n| AuditLog::of(self.owner(n).task(task).unwrap()));
+        assert_eq!(logs[0].entries, logs[1].entries);
+        for log in logs {
+            let report = verify(&log, None, UnixMillis(self.now));
+            assert_eq!(report.status, status, "{report:?}");
+        }
+    }
+
+    fn question(&self, n: u8) -> (String, Gate) {
+        let mut questions = self.owner(n).questions();
+        let question = questions.next().unwrap();
+        assert!(questions.next().is_none());
+        (question.id(), question.gate())
+    }
+
+    fn answer(&mut self, n: u8, decision: Decision) {
+        let (id, _) = self.question(n);
+        self.with(n, |owner, now, entropy| {
+            let given = Given::Word(decision, "said so".into());
+            ((), owner.answer(&id, given, now, entropy).unwrap())
+        });
+    }
+
+    fn trouble(&self, n: u8) -> Vec<Code> {
+        let codes = self.sides[&did(n)].notes.iter().filter_map(|note| match &note.what {
+            Noted::Trouble { error, .. } => Some(error.code()),
+            _ => None,
+        });
+        codes.collect()
+    }
+}
+
+fn did(n: u8) -> Did {
+    person(n).secret().did()
+}
+
+fn usage(tokens: Option<u64>) -> Usage {
+    Usage {
+        input_tokens: None,
+        output_tokens: None,
+        total_tokens: tokens.map(Count::clamped),
+        tool_calls: None,
+        wall_time_ms: Some(Count::clamped(5)),
+        cpu_time_ms: None,
+        output_bytes: None,
+    }
+}
+
+fn ran(job: &Job, ended: Ended, now: u64) -> Ran {
+    let kind = if ended == Ended::Cancelled { ExitKind::Cancelled } else { ExitKind::Exited };
+    Ran {
+        ended,
+        usage: usage(Some(7)),
+        source: UsageSource::Metered,
+        model: None,
+        started_at: UnixMillis(now - 10),
+        ended_at: UnixMillis(now),
+        run: RunFacts {
+            effective: job.isolation,
+            runtime: Runtime {
+                name: Name::parse("node").unwrap(),
+                version: Name::parse("22").unwrap(),
+                image_digest: None,
+            },
+            limits: job.policy.clone(),
+            exit: Exit { kind, code: Some(0), signal: None },
+            stderr_digest: None,
+            denials: Vec::new(),
+        },
+    }
+}
+
+fn order(worker: u8) -> Order {
+    Order {
+        worker: did(worker),
+        worker_key: None,
+        invite: None,
+        route: Route::Local,
+        title: Name::parse("a report").unwrap(),
+        description: Prose::default(),
+        input: json!({ "n": 1 }),
+        input_schema: SchemaText(json!(true)),
+        output_schema: SchemaText(json!({ "type": "object", "required": ["n"] })),
+        deadline: UnixMillis(START + 3_600_000),
+        verify_within_ms: 600_000,
+        verification: Verification {
+            method: VerificationMethod::Schema,
+            checks: Seq::default(),
+            mode: VerificationMode::All,
+        },
+        budget: steps::unlimited(),
+        sandbox: steps::sandbox(Isolation::Subprocess),
+        attested: true,
+        max_revisions: 0,
+        grants: Vec::new(),
+        auto_approve: true,
+        group: None,
+        labels: Labels::default(),
+    }
+}
+
+const ACCEPT: &[Gate] = &[Gate::ContractAcceptance];
+
+fn echo(_: u8, job: &Job) -> Option<Ended> {
+    Some(Ended::Output(job.input.clone()))
+}
+
+#[test]
+fn a_task_settles_without_a_person_where_policies_say_so() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let task = town.order(1, order(2));
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &task), State::Settled);
+    town.check([1, 2], &task, Status::Valid);
+    let view = town.view(1, &task);
+    assert_eq!(view.deliverable().unwrap().object.output, json!({ "n": 1 }));
+    assert_eq!(view.attestation().unwrap().object.effective_isolation, Isolation::Subprocess);
+    assert_eq!(view.usage().unwrap().object.usage.total_tokens, Some(Count::clamped(7)));
+    assert_eq!((town.trouble(1), town.trouble(2)), (vec![], vec![]));
+    assert_eq!(town.owner(1).questions().count() + town.owner(2).questions().count(), 0);
+}
+
+#[test]
+fn every_gate_asks_its_owner_and_a_no_ends_the_task() {
+    let mut town = Town::new(&[(1, &[]), (2, &[])]);
+    let asked = || Order { auto_approve: false, ..order(2) };
+    let task = town.order(1, asked());
+    town.settle_down(&mut echo);
+    assert_eq!(town.question(2).1, Gate::ContractAcceptance);
+    // The question is the same after a restart.
+    let before = town.question(2).0;
+    town.restart(2);
+    town.settle_down(&mut echo);
+    assert_eq!(town.question(2).0, before);
+    town.answer(2, Decision::Approved);
+    town.settle_down(&mut echo);
+    assert_eq!(town.question(1).1, Gate::FinalAcceptance);
+    assert_eq!(town.state(1, &task), State::Verified);
+    town.answer(1, Decision::Approved);
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(2, &task), State::Settled);
+    town.check([1, 2], &task, Status::Valid);
+
+    let task = town.order(1, asked());
+    town.settle_down(&mut echo);
+    town.answer(2, Decision::Denied);
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &task), State::Rejected);
+    town.check([1, 2], &task, Status::Valid);
+
+    let task = town.order(1, asked());
+    town.settle_down(&mut echo);
+    town.answer(2, Decision::Approved);
+    town.settle_down(&mut echo);
+    town.answer(1, Decision::Denied);
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(2, &task), State::Disputed);
+    town.check([1, 2], &task, Status::Valid);
+}
+
+#[test]
+fn nobody_answers_in_ten_minutes_and_that_is_a_no() {
+    let mut town = Town::new(&[(1, &[]), (2, &[])]);
+    let task = town.order(1, order(2));
+    town.settle_down(&mut echo);
+    town.now = START + 599_000;
+    town.poll(2);
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &task), State::Proposed);
+    assert!(town.owner(2).next_poll().unwrap().0 <= START + 601_000);
+    town.now = START + 601_000;
+    town.poll(2);
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &task), State::Rejected);
+}
+
+#[test]
+fn a_receipt_signed_elsewhere_counts_for_its_action_only() {
+    let mut town = Town::new(&[(1, &[]), (2, &[])]);
+    let task = town.order(1, order(2));
+    town.settle_down(&mut echo);
+    let receipt = |view: &View, signer: u8, target: &Target| {
+        let key = person(signer).secret();
+        let mut entropy = SeededEntropy::new(77);
+        let mut cx = commsd::acp::log::Cx {
+            key: &key,
+            now: UnixMillis(START + 1000),
+            entropy: &mut entropy,
+        };
+        steps::approval(&mut cx, view.task_id(), target, Decision::Approved, None, "").unwrap()
+    };
+    let view = town.view(2, &task);
+    let other = Target::ContractAcceptance { contract_digest: Digest::of(&1).unwrap() };
+    let target = steps::acceptance_target(&view).unwrap();
+    let cases = [
+        (receipt(&view, 3, &target), Some(Code::WrongSigner)),
+        (receipt(&view, 2, &other), Some(Code::ApprovalMismatch)),
+        (receipt(&view, 2, &target), None),
+    ];
+    for (receipt, code) in cases {
+        let (id, _) = town.question(2);
+        let before = town.trouble(2).len();
+        town.with(2, |owner, now, entropy| {
+            let given = Given::Receipt(Box::new(receipt));
+            ((), owner.answer(&id, given, now, entropy).unwrap())
+        });
+        assert_eq!(town.trouble(2).get(before).copied(), code);
+        if code.is_some() {
+            // The question stands; it is put again.
+            assert_eq!(town.state(2, &task), State::Proposed);
+            town.poll(2);
+        }
+    }
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &task), State::Settled);
+}
+
+#[test]
+fn what_a_worker_cannot_do_is_refused_before_anybody_is_asked() {
+    let mut town = Town::new(&[(1, &[]), (2, &[])]);
+    let mut strict = order(2);
+    strict.sandbox = steps::sandbox(Isolation::Oci);
+    let task = town.order(1, strict);
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &task), State::Rejected);
+    let entry = town.owner(1).task(&task).unwrap().entries().last().unwrap().clone();
+    let notice = town.owner(1).task(&task).unwrap().object(&entry.payload[0]).unwrap().clone();
+    assert_eq!(notice["code"], "ISOLATION_UNAVAILABLE");
+    assert_eq!(town.owner(2).questions().count(), 0);
+}
+
+#[test]
+fn levels_are_chosen_as_the_manifest_allows() {
+    use Isolation as I;
+    let policy = |isolation, fallback| SandboxPolicy {
+        allow_subprocess_fallback: fallback,
+        ..steps::sandbox(isolation)
+    };
+    let choose = |levels: &[I], asked, fallback, required| {
+        choose_level(levels, &policy(asked, fallback), required).map_err(|e| e.code())
+    };
+    let here = [I::Kernel, I::Subprocess];
+    assert_eq!(choose(&here, I::Kernel, false, true), Ok(I::Kernel));
+    assert_eq!(choose(&here, I::Subprocess, false, true), Ok(I::Subprocess));
+    assert_eq!(choose(&[I::Kernel], I::Subprocess, false, true), Ok(I::Kernel));
+    assert_eq!(choose(&here, I::Oci, false, true), Err(Code::IsolationUnavailable));
+    assert_eq!(choose(&here, I::Oci, true, true), Ok(I::Kernel));
+    assert_eq!(choose(&here, I::Oci, false, false), Ok(I::Kernel));
+    assert_eq!(choose(&[I::None], I::Oci, true, false), Err(Code::IsolationUnavailable));
+    assert_eq!(choose(&[I::None], I::None, false, true), Ok(I::None));
+    assert_eq!(choose(&[], I::None, true, false), Err(Code::IsolationUnavailable));
+}
+
+#[test]
+fn invites_admit_are_counted_and_can_be_taken_back() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    town.side(2).owner.admit(Admission::Invited);
+    let invite = town.with(2, |owner, now, entropy| {
+        let terms = commsd::acp::owner::InviteTerms {
+            name: Name::parse("Bob").unwrap(),
+            relay_urls: vec![UrlText::parse("http://127.0.0.1:8787").unwrap()],
+            encryption_key: None,
+            skills: Vec::new(),
+            max_uses: 1,
+            life_ms: 3_600_000,
+        };
+        owner.invite(terms, now, entropy).unwrap()
+    });
+    let task = town.order(1, order(2));
+    town.settle_down(&mut echo);
+    assert_eq!(town.view(1, &task).state(), None, "a stranger gets no answer");
+    assert!(town.owner(2).task(&task).is_none());
+    let by = |invite: &Invite| Order { invite: Some(invite.invite_id.clone()), ..order(2) };
+    let task = town.order(1, by(&invite));
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &task), State::Settled);
+    town.restart(2);
+    town.side(2).owner.admit(Admission::Anyone);
+    let task = town.order(1, by(&invite));
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &task), State::Rejected, "used as often as it may be");
+
+    let task = town.with(2, |owner, now, entropy| {
+        let kind = RevocationTarget::Invite;
+        let id = invite.invite_id.to_string();
+        owner.revoke(kind, &id, "", now, entropy).unwrap()
+    });
+    assert_eq!(task.target_id.to_string(), invite.invite_id.to_string());
+    assert!(matches!(town.side(2).actions.last(), Some(Action::Publish(_))));
+    town.restart(2);
+    let task = town.order(1, by(&invite));
+    town.settle_down(&mut echo);
+    let log = town.owner(1).task(&task).unwrap();
+    let notice = log.object(&log.entries().last().unwrap().payload[0]).unwrap();
+    assert_eq!(notice["code"], "INVITE_REVOKED");
+}
+
+/// A task whose work has begun and goes on.
+fn working(town: &mut Town, change: impl FnOnce(&mut Order)) -> (Digest, Job) {
+    let mut wanted = order(2);
+    change(&mut wanted);
+    let task = town.order(1, wanted);
+    let mut job = None;
+    town.settle_down(&mut |_, begun| {
+        job = Some(begun.clone());
+        None
+    });
+    assert_eq!(town.state(1, &task), State::InProgress);
+    (task, job.unwrap())
+}
+
+fn end(town: &mut Town, task: &Digest, job: &Job, ended: Ended) {
+    let ran = ran(job, ended, town.now);
+    town.with(2, |owner, now, entropy| ((), owner.run_ended(task, ran, now, entropy).unwrap()));
+    town.settle_down(&mut echo);
+}
+
+#[test]
+fn cancelled_is_written_after_the_run_is_gone() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let (task, job) = working(&mut town, |_| {});
+    town.with(1, |owner, now, entropy| {
+        ((), owner.cancel(&task, "changed my mind", now, entropy).unwrap())
+    });
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(2, &task), State::Cancelling);
+    let stops = |town: &mut Town| {
+        let stop = |action: &&Action| matches!(action, Action::Stop { .. });
+        town.side(2).actions.iter().filter(stop).count()
+    };
+    assert_eq!(stops(&mut town), 1);
+    town.poll(2);
+    assert_eq!(stops(&mut town), 1, "told once");
+    end(&mut town, &task, &job, Ended::Cancelled);
+    assert_eq!(town.state(1, &task), State::Cancelled);
+    town.check([1, 2], &task, Status::Valid);
+    // An offer is taken back, not cancelled.
+    let mut town = Town::new(&[(1, &[]), (2, &[])]);
+    let task = town.order(1, order(2));
+    town.settle_down(&mut echo);
+    town.with(1, |owner, now, entropy| ((), owner.cancel(&task, "", now, entropy).unwrap()));
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(2, &task), State::Withdrawn);
+    assert_eq!(town.owner(2).questions().count(), 0, "nobody is asked about it any more");
+}
+
+#[test]
+fn a_run_of_a_program_that_died_is_a_failure() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let (task, _) = working(&mut town, |_| {});
+    town.restart(2);
+    town.settle_down(&mut |_, _| panic!("the work was run again"));
+    assert_eq!(town.state(1, &task), State::Failed);
+    town.check([1, 2], &task, Status::Valid);
+}
+
+#[test]
+fn progress_is_told_once_a_second_and_the_newest_counts() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let (task, job) = working(&mut town, |_| {});
+    let tell = |town: &mut Town, percent| {
+        let metrics = Metrics {
+            input_tokens: None,
+            output_tokens: None,
+            total_tokens: Some(Count::clamped(u64::from(percent))),
+            tool_calls: None,
+        };
+        let progress = Progress {
+            percent: Some(percent),
+            step: "s".into(),
+            message: "m\u{7}".into(),
+            metrics,
+        };
+        town.with(2, |owner, now, entropy| {
+            ((), owner.run_progress(&task, progress, now, entropy).unwrap())
+        });
+        town.settle_down(&mut echo);
+    };
+    for percent in [10, 20, 30] {
+        tell(&mut town, percent);
+    }
+    let shown = |town: &Town| town.view(1, &task).last_progress().unwrap().percent;
+    assert_eq!(shown(&town).map(|p| p.get()), Some(10));
+    let due = town.owner(2).next_poll().unwrap();
+    assert!(due.0 > town.now && due.0 <= town.now + 1000);
+    town.now = due.0;
+    town.poll(2);
+    town.settle_down(&mut echo);
+    assert_eq!(shown(&town).map(|p| p.get()), Some(30));
+    end(&mut town, &task, &job, Ended::Output(json!({ "n": 2 })));
+    assert_eq!(town.state(1, &task), State::Settled);
+    town.check([1, 2], &task, Status::Valid);
+}
+
+fn spend(town: &mut Town, task: &Digest, tokens: u64) {
+    let metrics = Metrics {
+        input_tokens: None,
+        output_tokens: None,
+        total_tokens: Some(Count::clamped(tokens)),
+        tool_calls: None,
+    };
+    let progress = Progress { percent: None, step: String::new(), message: String::new(), metrics };
+    town.now += 1500;
+    town.with(2, |owner, now, entropy| {
+        ((), owner.run_progress(task, progress, now, entropy).unwrap())
+    });
+    town.settle_down(&mut echo);
+}
+
+#[test]
+fn a_budget_is_raised_by_both_owners_or_the_work_fails() {
+    let limited = |order: &mut Order| order.budget.max_total_tokens = Some(Count::clamped(100));
+    let holds = |town: &mut Town| {
+        let held = town.side(2).actions.iter().filter_map(|action| match action {
+            Action::Hold { held, .. } => Some(*held),
+            _ => None,
+        });
+        held.collect::<Vec<_>>()
+    };
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let (task, job) = working(&mut town, limited);
+    spend(&mut town, &task, 90);
+    assert!(holds(&mut town).is_empty());
+    spend(&mut town, &task, 100);
+    assert_eq!(holds(&mut town), [true]);
+    // The worker's own question first: what it has not approved, nobody needs to be asked about.
+    assert_eq!(town.question(2).1, Gate::BudgetOverrun);
+    town.answer(2, Decision::Approved);
+    town.settle_down(&mut echo);
+    // The metric has reached the requester as well.
+    town.now += 1500;
+    town.poll(2);
+    town.settle_down(&mut echo);
+    assert_eq!(town.question(1).1, Gate::BudgetOverrun);
+    assert_eq!(holds(&mut town), [true]);
+    town.answer(1, Decision::Approved);
+    town.settle_down(&mut echo);
+    assert_eq!(holds(&mut town), [true, false]);
+    end(&mut town, &task, &job, Ended::Output(json!({ "n": 2 })));
+    assert_eq!(town.state(1, &task), State::Settled);
+    town.check([1, 2], &task, Status::Valid);
+
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let (task, job) = working(&mut town, limited);
+    spend(&mut town, &task, 120);
+    town.answer(2, Decision::Denied);
+    assert!(matches!(town.side(2).actions.last(), Some(Action::Stop { .. })));
+    end(&mut town, &task, &job, Ended::Cancelled);
+    assert_eq!(town.state(1, &task), State::Failed);
+    let log = town.owner(1).task(&task).unwrap();
+    let notice = log.object(&log.entries().last().unwrap().payload[0]).unwrap();
+    assert_eq!(notice["code"], "BUDGET_EXCEEDED");
+}
+
+#[test]
+fn a_tool_of_the_requester_is_used_within_its_grant_and_asked_for() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let capability = Capability {
+        resource: Resource::parse("mcp:docs/**").unwrap(),
+        actions: Seq::new(vec![commsd::acp::objects::Action::parse("read").unwrap()]).unwrap(),
+        args_schemas: Seq::default(),
+        max_bytes_per_use: None,
+    };
+    let grant = Grant { capabilities: vec![capability], max_uses: 1, max_depth: 0 };
+    let (task, job) = working(&mut town, |order| order.grants = vec![grant]);
+    let request = |resource: &str| ToolRequest {
+        resource: Resource::parse(resource).unwrap(),
+        action: commsd::acp::objects::Action::parse("read").unwrap(),
+        arguments: json!({ "page": 1 }),
+    };
+    let now = UnixMillis(town.now);
+    let Town { sides, entropy, .. } = &mut town;
+    let bob = &mut sides.get_mut(&did(2)).unwrap().owner;
+    let refused = bob.request_tool(&task, request("mcp:other/a"), now, entropy).unwrap_err();
+    assert_eq!(refused.code(), Code::CapabilityNotGranted);
+    let ask = |town: &mut Town| {
+        town.with(2, |owner, now, entropy| {
+            owner.request_tool(&task, request("mcp:docs/a"), now, entropy).unwrap()
+        })
+    };
+    let first = ask(&mut town);
+    town.settle_down(&mut echo);
+    assert_eq!(town.question(1).1, Gate::ExternalSend);
+    // Sent again while the owner thinks: one question, one run.
+    town.now += 6000;
+    town.poll(2);
+    town.settle_down(&mut echo);
+    town.answer(1, Decision::Approved);
+    let calls = |town: &mut Town| {
+        let calls = town.side(1).actions.iter().filter_map(|action| match action {
+            Action::CallTool { call, .. } => Some((**call).clone()),
+            _ => None,
+        });
+        calls.collect::<Vec<_>>()
+    };
+    let asked = calls(&mut town);
+    assert_eq!(asked.len(), 1);
+    town.with(1, |owner, now, entropy| {
+        ((), owner.tool_done(&task, &asked[0], Ok(json!("page")), now, entropy).unwrap())
+    });
+    town.settle_down(&mut echo);
+    let answers = |town: &mut Town| {
+        let answers = town.side(2).actions.iter().filter_map(|action| match action {
+            Action::ToolAnswered { call, result, .. } => {
+                Some((call.clone(), result.clone().map_err(|e| e.code())))
+            }
+            _ => None,
+        });
+        answers.collect::<Vec<(CallId, Result<Value, Code>)>>()
+    };
+    assert_eq!(answers(&mut town), [(first, Ok(json!("page")))]);
+    let second = ask(&mut town);
+    town.settle_down(&mut echo);
+    town.answer(1, Decision::Approved);
+    town.settle_down(&mut echo);
+    assert_eq!(answers(&mut town)[1], (second, Err(Code::UsesExhausted)));
+    let third = ask(&mut town);
+    town.settle_down(&mut echo);
+    town.answer(1, Decision::Denied);
+    town.settle_down(&mut echo);
+    assert_eq!(answers(&mut town)[2], (third, Err(Code::ApprovalDenied)));
+    end(&mut town, &task, &job, Ended::Output(json!({ "n": 2 })));
+    assert_eq!(town.state(2, &task), State::Settled);
+}
+
+#[test]
+fn more_work_than_places_waits_for_one() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let tasks: Vec<Digest> = (0..5).map(|_| town.order(1, order(2))).collect();
+    let mut running = Vec::new();
+    town.settle_down(&mut |_, job| {
+        running.push(job.clone());
+        None
+    });
+    assert_eq!((running.len(), town.owner(2).running()), (2, 2));
+    let job = running[0].clone();
+    let first = tasks.iter().find(|task| *town.view(2, task).task_id() == job.task_id).unwrap();
+    end(&mut town, first, &job, Ended::Output(json!({ "n": 2 })));
+    // Each place that becomes free is taken; `end` runs them all.
+    let settled = tasks.iter().filter(|task| town.state(1, task) == State::Settled).count();
+    assert_eq!(settled, 4);
+}
+
+#[test]
+fn the_first_of_a_race_is_taken_and_a_quorum_agrees() {
+    let start = |town: &mut Town, quorum| {
+        let group = Group { id: "multi_1".into(), workers: 3, quorum };
+        let grouped = |n| Order { group: Some(group.clone()), ..order(n) };
+        ([2, 3, 4].map(|n| town.order(1, grouped(n))), group)
+    };
+    let people: &[(u8, &[Gate])] = &[(1, &[]), (2, ACCEPT), (3, ACCEPT), (4, ACCEPT)];
+
+    let mut town = Town::new(people);
+    let (tasks, group) = start(&mut town, None);
+    town.settle_down(&mut |n, job| (n == 3).then(|| Ended::Output(job.input.clone())));
+    assert_eq!(town.state(1, &tasks[1]), State::Settled);
+    for (n, task) in [(2, tasks[0]), (4, tasks[2])] {
+        assert_eq!(town.state(1, &task), State::Cancelling);
+        let stop = |action: &Action| matches!(action, Action::Stop { .. });
+        assert!(town.side(n).actions.iter().any(stop));
+    }
+    let won = town.owner(1).group_outcome(&group);
+    town.restart(1);
+    town.settle_down(&mut |_, _| None);
+    assert_eq!(town.owner(1).group_outcome(&group), won);
+
+    let mut town = Town::new(people);
+    let (tasks, _) = start(&mut town, Some(2));
+    town.settle_down(&mut |n, _| {
+        Some(Ended::Output(if n == 2 { json!({ "n": 5 }) } else { json!({ "n": 6.0 }) }))
+    });
+    let states = tasks.map(|task| town.state(1, &task));
+    assert_eq!(states, [State::Superseded, State::Settled, State::Settled]);
+
+    let mut town = Town::new(people);
+    let (tasks, group) = start(&mut town, Some(3));
+    town.settle_down(&mut |n, _| Some(Ended::Output(json!({ "n": n }))));
+    let code = town.owner(1).group_outcome(&group).unwrap().code();
+    assert_eq!(code, Some(Code::QuorumNotReached));
+    // Two that differ decide it; the third may have been stopped before it was done.
+    let over = [State::Superseded, State::Cancelled];
+    assert!(tasks.iter().all(|task| over.contains(&town.state(1, task))));
+}
+
+#[test]
+fn a_result_that_fails_its_checks_goes_back_once_and_is_then_disputed() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let task = town.order(1, Order { max_revisions: 1, ..order(2) });
+    let mut runs = 0;
+    town.settle_down(&mut |_, _| {
+        runs += 1;
+        Some(Ended::Output(json!({ "wrong": true })))
+    });
+    assert_eq!((runs, town.state(2, &task)), (2, State::Disputed));
+    town.check([1, 2], &task, Status::Valid);
+    let task = town.order(1, Order { max_revisions: 1, ..order(2) });
+    let mut runs = 0;
+    town.settle_down(&mut |_, job| {
+        runs += 1;
+        Some(Ended::Output(if runs == 1 { json!([]) } else { job.input.clone() }))
+    });
+    assert_eq!((runs, town.state(2, &task)), (2, State::Settled));
+}
+
+#[test]
+fn a_crash_anywhere_leaves_a_task_that_ends() {
+    // Both programs die after so many deliveries; the work itself is lost only while it runs.
+    for after in 0..14 {
+        for who in [1, 2] {
+            let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+            let task = town.order(1, order(2));
+            for _ in 0..after {
+                town.now += 20;
+                if town.mail.is_empty() {
+                    let Some((n, task, job)) = town.next_run() else { break };
+                    let ran = ran(&job, Ended::Output(job.input.clone()), town.now);
+                    town.with(n, |owner, now, entropy| {
+                        ((), owner.run_ended(&task, ran, now, entropy).unwrap())
+                    });
+                    continue;
+                }
+                let (to, bytes) = town.mail.remove(0);
+                let n = town.sides[&to].n;
+                town.with(n, |owner, now, entropy| {
+                    ((), owner.receive(&bytes, &Route::Local, now, entropy).unwrap())
+                });
+            }
+            town.mail.clear();
+            town.restart(who);
+            for _ in 0..40 {
+                town.settle_down(&mut echo);
+                town.now += 1000;
+                town.poll(1);
+                town.poll(2);
+            }
+            let state = town.state(1, &task);
+            let ended = matches!(state, State::Settled | State::Failed);
+            assert!(ended, "after {after}, {who}: {state:?}");
+            town.check([1, 2], &task, Status::Valid);
+        }
+    }
+}
