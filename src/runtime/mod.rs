@@ -3,6 +3,7 @@
 
 pub mod clock;
 pub mod dial;
+pub mod http_client;
 pub mod hub;
 pub mod link;
 pub mod listener;
