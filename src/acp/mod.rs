@@ -17,6 +17,7 @@ pub mod log;
 pub mod multi;
 pub mod objects;
 pub mod quota;
+pub mod relay;
 pub mod revocation;
 pub mod schema;
 pub mod sign;
