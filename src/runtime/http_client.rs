@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode};
@@ -408,6 +408,10 @@ impl Body {
     /// # Errors
     /// As [`Self::chunk`], and [`HttpError::TooLarge`] above `max` bytes.
     pub async fn collect(&mut self, max: usize) -> Result<Bytes, HttpError> {
+        // What is announced as too large is not read first.
+        if self.incoming.size_hint().lower() > u64::try_from(max).unwrap_or(u64::MAX) {
+            return Err(HttpError::TooLarge(max));
+        }
         let mut whole = Vec::new();
         while let Some(chunk) = self.chunk().await? {
             if whole.len() + chunk.len() > max {
