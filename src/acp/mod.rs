@@ -18,6 +18,7 @@ pub mod multi;
 pub mod objects;
 pub mod owner;
 pub mod quota;
+pub mod relay;
 pub mod revocation;
 pub mod run;
 pub mod schema;

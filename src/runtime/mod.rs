@@ -1,8 +1,10 @@
 //! Where commsd meets the operating system: tokio tasks, sockets, timers, processes.
 //! It carries values in and out and knows no protocol.
 
+pub mod acp_transport;
 pub mod clock;
 pub mod dial;
+pub mod http_client;
 pub mod hub;
 pub mod link;
 pub mod listener;
@@ -79,5 +81,12 @@ pub const CATALOGUE: &[Spec] = &[
         Level::Warn,
         &["error"],
         "the relay hub's listener was out of descriptors or memory for a moment",
+    ),
+    ("acp_relay_up", Level::Info, &["relay", "form"], "receiving from a relay works"),
+    (
+        "acp_relay_lost",
+        Level::Warn,
+        &["relay", "code", "retry_ms"],
+        "receiving from a relay has ended, in good order where there is no code; tried again",
     ),
 ];
