@@ -39,6 +39,13 @@ impl JsonlWriter {
         Self { written: BTreeSet::new(), redact }
     }
 
+    /// A writer that goes on with a file which [`complete`] has brought up to `log`.
+    #[must_use]
+    pub fn after(log: &TaskLog, redact: bool) -> Self {
+        let payload = log.entries().iter().flat_map(|committed| committed.payload.clone());
+        Self { written: payload.collect(), redact }
+    }
+
     fn line(value: &Value) -> Result<Vec<u8>> {
         let mut line = canonical(value)?;
         line.push(b'\n');

@@ -1,0 +1,127 @@
+//! Tools that an owner lets workers use through this gateway, and the answers that runs wait for.
+//!
+//! A tool is a command of the owner's: it gets { resource, action, arguments } as JSON on stdin and
+//! answers with one JSON text. What may be called is the guard's to say; here it is only run.
+
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::oneshot;
+
+use crate::acp::code::{Code, Error, Result};
+use crate::acp::json::{canonical, parse};
+use crate::acp::objects::{Resource, ToolCall};
+use crate::acp::value::{CallId, Digest};
+
+/// How long a tool may take: well within the life of a call.
+const TOOL_TIME: Duration = Duration::from_secs(120);
+
+/// Bytes of a tool's answer: it travels in one envelope.
+const MAX_ANSWER: usize = 512 * 1024;
+
+/// Tools of one owner.
+pub const MAX_TOOLS: usize = 256;
+
+/// One tool, as a configuration names it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tool {
+    /// The resources that it answers for, e.g. `mcp:docs/**`.
+    pub resource: String,
+    /// The command and its arguments; no shell.
+    pub command: Vec<String>,
+}
+
+/// The tools, and the calls of this side's work that wait.
+#[derive(Default)]
+pub struct Toolbox {
+    tools: Vec<(Resource, Vec<String>)>,
+    waiting: Mutex<BTreeMap<(Digest, CallId), oneshot::Sender<Result<Value>>>>,
+}
+
+impl Toolbox {
+    /// The tools of a configuration.
+    ///
+    /// # Errors
+    /// `BAD_FIELD` for a resource that is none, a tool without a command, or too many.
+    pub fn new(tools: Vec<Tool>) -> Result<Self> {
+        if tools.len() > MAX_TOOLS {
+            return Err(Error::new(Code::BadField, "more than 256 tools"));
+        }
+        let read = |tool: Tool| {
+            if tool.command.is_empty() {
+                return Err(Error::new(Code::BadField, "a tool without a command"));
+            }
+            Ok((Resource::parse(&tool.resource)?, tool.command))
+        };
+        let tools = tools.into_iter().map(read).collect::<Result<_>>()?;
+        Ok(Self { tools, waiting: Mutex::new(BTreeMap::new()) })
+    }
+
+    /// Runs the tool that a call names.
+    pub(super) async fn call(&self, call: &ToolCall) -> Result<Value> {
+        let tool = self.tools.iter().find(|(resource, _)| call.resource.is_within(resource));
+        let Some((_, command)) = tool else {
+            return Err(Error::new(Code::AdapterFailed, "this gateway has no such tool"));
+        };
+        let asked = json!({
+            "resource": call.resource, "action": call.action, "arguments": call.arguments,
+        });
+        let ran = tokio::time::timeout(TOOL_TIME, run(command, &canonical(&asked)?)).await;
+        ran.unwrap_or_else(|_| Err(Error::new(Code::AdapterFailed, "the tool took too long")))
+    }
+
+    /// The answer to a call of this side's work goes to whoever waits.
+    pub(super) fn answered(&self, task: &Digest, call: &CallId, result: Result<Value>) {
+        if let Some(waiter) = self.waiting.lock().remove(&(*task, call.clone())) {
+            // The run may have ended meanwhile.
+            let _ = waiter.send(result);
+        }
+    }
+
+    /// Waits for the answer to a call.
+    pub(super) fn wait(&self, task: Digest, call: CallId) -> oneshot::Receiver<Result<Value>> {
+        let (tell, told) = oneshot::channel();
+        self.waiting.lock().insert((task, call), tell);
+        told
+    }
+}
+
+async fn run(command: &[String], input: &[u8]) -> Result<Value> {
+    let failed = |_| Error::new(Code::AdapterFailed, "the tool could not be run");
+    let [program, arguments @ ..] = command else { return Err(failed(())) };
+    let mut child = tokio::process::Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|_| failed(()))?;
+    let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(failed(()));
+    };
+    let mut output = Vec::new();
+    let mut bounded = stdout.take(MAX_ANSWER as u64 + 1);
+    let feed = async {
+        // A tool need not read what it is given.
+        let _ = stdin.write_all(input).await;
+        drop(stdin);
+    };
+    let (_, read) = tokio::join!(feed, bounded.read_to_end(&mut output));
+    read.map_err(|_| failed(()))?;
+    if output.len() > MAX_ANSWER {
+        return Err(Error::new(Code::OutputTooLarge, "the tool's answer is too long"));
+    }
+    let status = child.wait().await.map_err(|_| failed(()))?;
+    if !status.success() {
+        return Err(Error::new(Code::AdapterFailed, "the tool failed"));
+    }
+    parse(&output, MAX_ANSWER)
+        .map_err(|_| Error::new(Code::OutputNotJson, "the tool's answer is no JSON"))
+}
