@@ -1,6 +1,7 @@
 //! Where commsd meets the operating system: tokio tasks, sockets, timers, processes.
 //! It carries values in and out and knows no protocol.
 
+pub mod adapter;
 pub mod clock;
 pub mod dial;
 pub mod hub;
@@ -9,6 +10,7 @@ pub mod listener;
 pub mod local_socket;
 pub mod origin;
 pub mod relay_server;
+pub mod sandbox;
 mod sock_diag;
 pub mod sys;
 pub mod tls;
