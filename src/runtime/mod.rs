@@ -4,6 +4,7 @@
 pub mod adapter;
 pub mod clock;
 pub mod dial;
+pub mod http_client;
 pub mod hub;
 pub mod link;
 pub mod listener;

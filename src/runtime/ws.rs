@@ -23,6 +23,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Bytes, Error as WsError, Message};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
+use super::http_client::Stream;
 use super::listener::tune;
 use super::tls::MAX_TLS_BUFFER;
 
@@ -154,9 +155,6 @@ impl HubDialler {
     }
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
-
 /// Connects to a host by name or address: to the first address that answers.
 pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, &'static str> {
     let addresses = lookup_host((host, port)).await.map_err(|_| "unknown_host")?;
@@ -173,7 +171,8 @@ pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, &'static
     Err(failure)
 }
 
-async fn client_config() -> Result<Arc<ClientConfig>, &'static str> {
+/// TLS against the system's certificate authorities; the error is a stable word.
+pub(super) async fn client_config() -> Result<Arc<ClientConfig>, &'static str> {
     // Reads hundreds of files on some systems.
     let found = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs)
         .await
@@ -193,7 +192,8 @@ async fn client_config() -> Result<Arc<ClientConfig>, &'static str> {
     Ok(Arc::new(config))
 }
 
-fn tls_reason(error: &io::Error) -> &'static str {
+/// Why TLS did not come about, as a stable word.
+pub(super) fn tls_reason(error: &io::Error) -> &'static str {
     match error.get_ref().and_then(|e| e.downcast_ref()) {
         Some(rustls::Error::InvalidCertificate(_)) => "untrusted_certificate",
         Some(_) => "tls_failed",
