@@ -12,9 +12,14 @@ use commsd::daemon::config::{self, Config, ConfigError, LogFormat, Places, Setti
 use commsd::daemon::relay_hub::{self, HubOptions};
 use commsd::mcp;
 use commsd::runtime::relay_server::ServerOptions;
+use commsd::runtime::sandbox;
 use commsd::runtime::sys;
 
 fn main() -> ExitCode {
+    // The stages of a sandbox are this executable, run again.
+    if let Some(code) = sandbox::shim(std::env::args_os()) {
+        return code;
+    }
     let invocation = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
         Err(code) => return code,

@@ -212,6 +212,12 @@ impl Digest {
         Ok(Self(json::sha256(&json::canonical(value)?)))
     }
 
+    /// The digest of bytes that are no JSON text.
+    #[must_use]
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        Self(json::sha256(bytes))
+    }
+
     /// The 32 bytes.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {

@@ -2,6 +2,7 @@
 //! It carries values in and out and knows no protocol.
 
 pub mod acp_transport;
+pub mod adapter;
 pub mod clock;
 pub mod dial;
 pub mod http_client;
@@ -11,6 +12,7 @@ pub mod listener;
 pub mod local_socket;
 pub mod origin;
 pub mod relay_server;
+pub mod sandbox;
 mod sock_diag;
 pub mod sys;
 pub mod tls;

@@ -7,6 +7,7 @@
 // clippy.toml allows these inside test functions; the helpers of a test binary need it said.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod adapters;
 mod chain;
 mod corpus;
 mod desk;

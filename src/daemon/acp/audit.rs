@@ -86,8 +86,7 @@ impl AuditFiles {
     ) -> Result<Self, OfficeError> {
         let checkpoints_path = state.join(CHECKPOINTS);
         let checkpoints = append_to(&checkpoints_path, false).map_err(failed(&checkpoints_path))?;
-        let mut files =
-            Self { plan, key, checkpoints, checkpoints_path, open: BTreeMap::new() };
+        let mut files = Self { plan, key, checkpoints, checkpoints_path, open: BTreeMap::new() };
         if let Some(path) = files.plan.file.clone()
             && path.try_exists().map_err(failed(&path))?
         {
@@ -144,8 +143,7 @@ impl AuditFiles {
             let file = append_to(&path, true).map_err(failed(&path))?;
             let writer = JsonlWriter::new(self.plan.redact);
             lines.push(writer.header(log.view().genesis())?);
-            let writer =
-                Writer { file, path, lines: writer, entries: 0, alone: BTreeSet::new() };
+            let writer = Writer { file, path, lines: writer, entries: 0, alone: BTreeSet::new() };
             self.open.insert(*task, writer);
         }
         let Some(writer) = self.open.get_mut(task) else { return Ok(None) };

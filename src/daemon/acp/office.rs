@@ -81,7 +81,8 @@ pub struct Furnishing {
 }
 
 type Then = Box<dyn FnOnce(Result<(), Error>) + Send>;
-type Act = Box<dyn FnOnce(&mut Owner, UnixMillis, &mut dyn Entropy) -> (Outcome, Option<Then>) + Send>;
+type Act =
+    Box<dyn FnOnce(&mut Owner, UnixMillis, &mut dyn Entropy) -> (Outcome, Option<Then>) + Send>;
 
 /// What an office takes.
 enum Input {
@@ -196,8 +197,7 @@ pub fn open(
     let (inputs, waiting) = mpsc::channel(MAX_WAITING);
     let told = broadcast::Sender::new(MAX_TOLD);
     let outbox = Outbox::new(furnishing.transports.clone(), told.clone(), stop.clone());
-    let office =
-        Office { inputs: inputs.clone(), told, did: furnishing.owner.did(), outbox };
+    let office = Office { inputs: inputs.clone(), told, did: furnishing.owner.did(), outbox };
     let desk = Desk {
         owner: furnishing.owner,
         store: Some(furnishing.store),
@@ -241,9 +241,7 @@ impl Desk {
         for run in self.runs.values() {
             run.cancel.cancel();
         }
-        let gone = async {
-            while self.jobs.join_next().await.is_some() {}
-        };
+        let gone = async { while self.jobs.join_next().await.is_some() {} };
         if tokio::time::timeout(RUNS_END, gone).await.is_err() {
             emit(&event("acp_runs_left").with("runs", self.runs.len()));
         }
@@ -304,7 +302,11 @@ impl Desk {
             }
             Input::Mail { bytes, via, stored } => {
                 if let Some(stored) = stored {
-                    thens.push(Box::new(move |_| drop(stored.send(()))));
+                    thens.push(Box::new(move |kept| {
+                        if kept.is_ok() {
+                            let _ = stored.send(());
+                        }
+                    }));
                 }
                 let taken = self.owner.receive(&bytes, &via, now, entropy);
                 if let Err(error) = &taken {

@@ -1,0 +1,293 @@
+//! Adapters: what a worker does a task with (design 10.4). One type for all kinds; each is a few
+//! lines about its program or API, and everything about processes is [`super::sandbox`]'s. Knows no
+//! log and no signature: facts come out, and others sign them.
+
+mod claude;
+mod codex;
+mod command;
+mod dialogue;
+mod drive;
+mod javascript;
+mod mcp;
+
+use std::path::{Path, PathBuf};
+
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use self::dialogue::Dialogue;
+use super::sandbox::{self, Launch, Sandbox, SandboxError};
+use crate::acp::code::{Code, Error};
+use crate::acp::json;
+use crate::acp::objects::{Isolation, SandboxPolicy};
+pub use crate::acp::run::{Ended, Job, Progress, Ran, RunFacts};
+
+/// Most bytes of an input (design 17, the ceiling).
+const INPUT_MAX: usize = 2 << 20;
+/// Most characters of a step's name or a message of progress.
+const TEXT_MAX: usize = 1_000;
+
+/// What kinds of adapters there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterKind {
+    /// The owner's own command.
+    Command,
+    /// Claude Code.
+    Claude,
+    /// Codex CLI.
+    Codex,
+    /// A model's HTTP API.
+    Openai,
+    /// A tool of an MCP server.
+    Mcp,
+    /// Restricted JavaScript.
+    Sandbox,
+}
+
+impl AdapterKind {
+    /// Every kind.
+    pub const ALL: &'static [Self] =
+        &[Self::Command, Self::Claude, Self::Codex, Self::Openai, Self::Mcp, Self::Sandbox];
+
+    /// The word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Command => "command",
+            Self::Claude => "claude",
+            Self::Codex => "codex",
+            Self::Openai => "openai",
+            Self::Mcp => "mcp",
+            Self::Sandbox => "sandbox",
+        }
+    }
+
+    /// The kind that `word` names.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.as_str() == word)
+    }
+}
+
+/// Whose HTTP API an endpoint speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ApiStyle {
+    /// Chat Completions (`openai`).
+    #[default]
+    Openai,
+    /// Messages (`anthropic`).
+    Anthropic,
+}
+
+/// Why there is no such adapter.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    /// An option is missing.
+    #[error("adapter {0} needs {1}")]
+    Missing(&'static str, &'static str),
+    /// An option cannot be used.
+    #[error("{0} cannot be used: {1}")]
+    Bad(&'static str, String),
+    /// A program is not there.
+    #[error("there is no program {0}; install it, or give its path")]
+    NoProgram(String),
+    /// The level asked for cannot be used here.
+    #[error("isolation {0} cannot be used here: {1}")]
+    NoIsolation(&'static str, String),
+    /// No run can be made at all.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+}
+
+impl AdapterError {
+    /// Stable code of this error.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Missing(..) => "adapter_option_missing",
+            Self::Bad(..) => "adapter_option_bad",
+            Self::NoProgram(_) => "adapter_no_program",
+            Self::NoIsolation(..) => "adapter_no_isolation",
+            Self::Sandbox(error) => error.code(),
+        }
+    }
+}
+
+/// What an adapter is made of.
+#[derive(Clone, Debug)]
+pub struct AdapterOptions {
+    /// The kind.
+    pub kind: AdapterKind,
+    /// `--cmd`: the command, the MCP server, or the JavaScript; split by POSIX shell-word rules
+    /// without a shell, but for JavaScript.
+    pub cmd: Option<String>,
+    /// `--tool` of an MCP server.
+    pub tool: Option<String>,
+    /// `--model`.
+    pub model: Option<String>,
+    /// `--endpoint` of an HTTP API; the style's own by default.
+    pub endpoint: Option<String>,
+    /// `--api-style`.
+    pub api_style: ApiStyle,
+    /// Path of the program in place of `claude`, `codex` or `node`.
+    pub program: Option<PathBuf>,
+    /// Arguments after the program's own ones.
+    pub extra_args: Vec<String>,
+    /// `--isolation`: the one level to run at; every usable one by default.
+    pub isolation: Option<Isolation>,
+    /// Where and how runs are made.
+    pub sandbox: sandbox::Settings,
+}
+
+/// What a run is told, and tells, while it goes on.
+#[derive(Debug)]
+pub struct Control {
+    /// Ends the run.
+    pub cancel: CancellationToken,
+    /// Whether the run is held (decision 46).
+    pub hold: watch::Receiver<bool>,
+    /// Where progress goes; dropped when there is no room.
+    pub progress: mpsc::Sender<Progress>,
+}
+
+/// What a task is done with.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    options: AdapterOptions,
+    /// `--cmd` in words; the JavaScript alone.
+    words: Vec<String>,
+    sandbox: Sandbox,
+    levels: Vec<Isolation>,
+}
+
+impl Adapter {
+    /// Makes an adapter, looks for its program, and tries the levels of isolation. Blocking.
+    ///
+    /// # Errors
+    /// [`AdapterError`].
+    pub fn from_options(options: AdapterOptions) -> Result<Self, AdapterError> {
+        let words = match options.kind {
+            AdapterKind::Command | AdapterKind::Mcp => command::words(&options)?,
+            AdapterKind::Claude => command::program_words(&options, "claude")?,
+            AdapterKind::Codex => command::program_words(&options, "codex")?,
+            AdapterKind::Sandbox => javascript::words(&options)?,
+            AdapterKind::Openai => Vec::new(),
+        };
+        if options.kind == AdapterKind::Mcp && options.tool.is_none() {
+            return Err(AdapterError::Missing("mcp", "--tool NAME"));
+        }
+        let sandbox = Sandbox::new(options.sandbox.clone())?;
+        let mut levels = sandbox.available();
+        if let Some(only) = options.isolation {
+            let level = sandbox.levels().iter().find(|level| level.isolation == only);
+            if let Some(why) = level.and_then(|level| level.missing.clone()) {
+                return Err(AdapterError::NoIsolation(only.as_str(), why));
+            }
+            levels.retain(|level| *level == only);
+        }
+        Ok(Self { options, words, sandbox, levels })
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub const fn kind(&self) -> AdapterKind {
+        self.options.kind
+    }
+
+    /// The word for it in receipts.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.options.kind.as_str()
+    }
+
+    /// The levels that its runs can have, strongest first.
+    #[must_use]
+    pub fn levels(&self) -> Vec<Isolation> {
+        self.levels.clone()
+    }
+
+    /// The level for a run of `policy` (design 10.2).
+    ///
+    /// # Errors
+    /// `ISOLATION_UNAVAILABLE`.
+    pub fn choose(
+        &self,
+        policy: &SandboxPolicy,
+        require_attestation: bool,
+    ) -> Result<Isolation, Error> {
+        let mut levels = self.levels();
+        if self.kind() == AdapterKind::Sandbox {
+            // Another owner's JavaScript (decision 50).
+            let least = if policy.allow_subprocess_fallback {
+                Isolation::Subprocess
+            } else {
+                Isolation::Kernel
+            };
+            levels.retain(|level| level.is_at_least(least));
+        }
+        sandbox::choose(policy, require_attestation, &levels)
+    }
+
+    /// Makes one run. Cancelling is by [`Control::cancel`]; dropped, the run is killed without a
+    /// report.
+    pub async fn run(&self, job: Job, control: Control) -> Ran {
+        drive::run(self, job, control).await
+    }
+
+    /// How the program is started and spoken to.
+    fn launch(&self, job: &Job) -> Result<(Launch, Box<dyn Dialogue>), Error> {
+        let input = json::canonical(&job.input)?;
+        if input.len() > INPUT_MAX {
+            return Err(Error::new(Code::TooLarge, "the input is larger than 2 MiB"));
+        }
+        let mut launch = Launch {
+            task_id: job.task_id.clone(),
+            argv: self.words.clone(),
+            env: std::collections::BTreeMap::new(),
+            input,
+            isolation: job.isolation,
+            policy: sandbox::applied(&job.policy, job.isolation),
+            max_wall_ms: job.max_wall_ms.min(sandbox::WALL_MAX_MS),
+            max_stdout_bytes: job.max_output_bytes,
+            port: None,
+            read_paths: Vec::new(),
+        };
+        let dialogue: Box<dyn Dialogue> = match self.kind() {
+            AdapterKind::Command => Box::new(command::Plain::new(launch.input.clone())),
+            AdapterKind::Sandbox => {
+                launch.argv = javascript::argv(&self.words, job.isolation);
+                Box::new(command::Plain::new(launch.input.clone()))
+            }
+            AdapterKind::Claude => {
+                launch.argv.extend(claude::arguments(&self.options));
+                launch.max_stdout_bytes = dialogue::STREAM_MAX;
+                Box::new(claude::Claude::new(&launch.input))
+            }
+            AdapterKind::Codex => {
+                launch.argv.extend(codex::arguments(&self.options));
+                launch.max_stdout_bytes = dialogue::STREAM_MAX;
+                Box::new(codex::Codex::new(&launch.input))
+            }
+            AdapterKind::Mcp => {
+                launch.max_stdout_bytes = dialogue::STREAM_MAX;
+                let tool = self.options.tool.clone().unwrap_or_default();
+                Box::new(mcp::Call::new(tool, job.input.clone()))
+            }
+            AdapterKind::Openai => {
+                return Err(Error::new(Code::AdapterFailed, "the HTTP adapter starts no program"));
+            }
+        };
+        Ok((launch, dialogue))
+    }
+}
+
+/// Kills what is left of earlier runs below `work_dir` and removes their directories. Blocking; for
+/// the start of the daemon, before there is any run.
+pub fn reap_leftovers(work_dir: &Path) {
+    sandbox::reap_leftovers(work_dir);
+}
+
+/// A program's text on one line, without control characters and within the bound.
+fn bounded(text: &str) -> String {
+    text.chars().take(TEXT_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

@@ -1,0 +1,298 @@
+//! What each level runs a command with: the confinement of this executable, a bubblewrap command
+//! line, a container engine's. Values only; the trials of [`super::level`] use the same ones.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::confine::{Confinement, Files, Limits, Sockets};
+use super::level::{greeting_argv, run_briefly};
+use super::{FIRST_ARGUMENT, Sandbox, SandboxError};
+use crate::acp::objects::{Isolation, SandboxPolicy};
+use crate::acp::value::Digest;
+
+/// Where a run's things are inside a box of its own.
+const WORK_INSIDE: &str = "/work";
+const INPUT_INSIDE: &str = "/run/input.json";
+const PROGRESS_INSIDE: &str = "/run/progress";
+const EXECUTABLE_INSIDE: &str = "/run/commsd";
+
+/// Programs and libraries.
+const SYSTEM: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt"];
+/// Settings that libraries read, none of them secret.
+const SETTINGS: &[&str] = &[
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/group",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/pki/tls/certs",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+];
+/// What runtimes ask `/proc` about the machine and themselves; nothing of other processes.
+const PROC: &[&str] = &["/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/proc/stat"];
+const SYS: &str = "/sys/devices/system/cpu";
+/// Devices that hold nothing.
+const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+
+/// A run's things outside of any box.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// The command's working directory.
+    pub work: PathBuf,
+    /// The input.
+    pub input: PathBuf,
+    /// The FIFO for progress.
+    pub progress: PathBuf,
+}
+
+/// Paths as the command sees them: working directory, input, progress.
+pub(super) fn seen(isolation: Isolation, places: &Places) -> [PathBuf; 3] {
+    if in_box(isolation) {
+        [WORK_INSIDE, INPUT_INSIDE, PROGRESS_INSIDE].map(PathBuf::from)
+    } else {
+        [places.work.clone(), places.input.clone(), places.progress.clone()]
+    }
+}
+
+/// Whether the level has a file system of its own.
+pub(super) const fn in_box(isolation: Isolation) -> bool {
+    matches!(isolation, Isolation::Oci | Isolation::Namespace)
+}
+
+/// A run to be put into a level.
+pub(super) struct Boxed<'a> {
+    pub isolation: Isolation,
+    pub argv: &'a [String],
+    /// Names of the environment's variables, for an engine that passes on only what it is told.
+    pub names: Vec<&'a str>,
+    pub policy: &'a SandboxPolicy,
+    pub places: &'a Places,
+    /// Paths that may be read besides the system's.
+    pub read: &'a [PathBuf],
+    /// TCP port that may be connected to.
+    pub port: Option<u16>,
+    /// Name of a container.
+    pub container: &'a str,
+}
+
+impl Boxed<'_> {
+    /// The confinement that runs it.
+    pub fn confinement(&self, sandbox: &Sandbox) -> Result<Confinement, SandboxError> {
+        let unavailable =
+            |why: &str| SandboxError::Unavailable(self.isolation.as_str(), why.to_owned());
+        if self.port.is_some() && in_box(self.isolation) {
+            return Err(unavailable("the provider's broker cannot be reached from within"));
+        }
+        let argv = self.argv.to_vec();
+        let limits = Some(limits(self.policy));
+        let plain = Confinement { argv, session: true, ..Confinement::default() };
+        Ok(match self.isolation {
+            Isolation::None => plain,
+            Isolation::Subprocess => Confinement { unprivileged: true, limits, ..plain },
+            Isolation::Kernel => Confinement {
+                unprivileged: true,
+                limits,
+                files: Some(self.files()),
+                calls: Some(if self.port.is_some() { Sockets::Tcp } else { Sockets::None }),
+                ..plain
+            },
+            Isolation::Namespace => {
+                let inner = Confinement {
+                    unprivileged: true,
+                    session: false,
+                    limits: limits.map(|limits| Limits {
+                        processes: Some(self.policy.pids_max.get()),
+                        ..limits
+                    }),
+                    calls: Some(Sockets::Any),
+                    ..plain.clone()
+                };
+                let argv = self.bubblewrap(&sandbox.executable, &inner);
+                Confinement { argv: argv.map_err(|why| unavailable(&why))?, ..plain }
+            }
+            Isolation::Oci => {
+                let engine = sandbox.engine.as_ref().ok_or_else(|| unavailable("no engine"))?;
+                Confinement { argv: self.container(engine), ..plain }
+            }
+        })
+    }
+
+    fn files(&self) -> Files {
+        let Places { work, input, progress } = self.places;
+        let mut files = base_files();
+        files.read.extend(self.read.iter().cloned());
+        files.read.push(input.clone());
+        files.devices.push(progress.clone());
+        files.write.push(work.clone());
+        files.ports.extend(self.port);
+        files
+    }
+
+    fn bubblewrap(&self, executable: &Path, inner: &Confinement) -> Result<Vec<String>, String> {
+        let mut argv = words(&["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]);
+        for path in SYSTEM.iter().chain(SETTINGS) {
+            argv.extend(words(&["--ro-bind-try", path, path]));
+        }
+        for path in self.read {
+            let path = text(path)?;
+            argv.extend(words(&["--ro-bind-try", path, path]));
+        }
+        let (input, progress) = (text(&self.places.input)?, text(&self.places.progress)?);
+        let size = self.policy.disk_max_bytes.get().max(1).to_string();
+        argv.extend(words(&["--ro-bind", text(executable)?, EXECUTABLE_INSIDE]));
+        argv.extend(words(&[
+            "--ro-bind",
+            input,
+            INPUT_INSIDE,
+            "--bind",
+            progress,
+            PROGRESS_INSIDE,
+        ]));
+        argv.extend(words(&["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]));
+        argv.extend(words(&["--perms", "0700", "--size", &size, "--tmpfs", WORK_INSIDE]));
+        argv.extend(words(&["--remount-ro", "/", "--chdir", WORK_INSIDE, "--", EXECUTABLE_INSIDE]));
+        let inner = serde_json::to_string(inner).map_err(|e| e.to_string())?;
+        argv.extend(words(&[FIRST_ARGUMENT, "confine", &inner]));
+        Ok(argv)
+    }
+
+    fn container(&self, engine: &Engine) -> Vec<String> {
+        let policy = self.policy;
+        let (memory, size) = (policy.memory_max_bytes.get(), policy.disk_max_bytes.get());
+        let (pids, cpu_s) = (policy.pids_max.get(), seconds(policy));
+        let mut argv = words(&[&engine.program, "run", "--rm", "--interactive", "--pull=never"]);
+        argv.extend(words(&["--name", self.container, "--network=none", "--read-only"]));
+        argv.extend(words(&["--cap-drop=ALL", "--security-opt=no-new-privileges"]));
+        argv.extend(words(&["--user=65534:65534", "--workdir", WORK_INSIDE, "--cpus=1"]));
+        argv.push(format!("--memory={memory}"));
+        argv.push(format!("--memory-swap={memory}"));
+        argv.push(format!("--pids-limit={pids}"));
+        argv.push(format!("--ulimit=cpu={cpu_s}:{cpu_s}"));
+        argv.extend(words(&["--ulimit=core=0:0", "--tmpfs"]));
+        argv.push(format!("{WORK_INSIDE}:rw,mode=1777,size={size}"));
+        let Places { input, progress, .. } = self.places;
+        argv.push("--mount".to_owned());
+        argv.push(format!("type=bind,source={},target={INPUT_INSIDE},readonly", input.display()));
+        argv.push("--mount".to_owned());
+        argv.push(format!("type=bind,source={},target={PROGRESS_INSIDE}", progress.display()));
+        for name in &self.names {
+            // By name: the values come from the environment, and stand in no argument list.
+            argv.extend(words(&["--env", name]));
+        }
+        argv.extend(words(&["--entrypoint", self.argv.first().map_or("", String::as_str)]));
+        argv.push(engine.image.clone());
+        argv.extend(self.argv.iter().skip(1).cloned());
+        argv
+    }
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn text(path: &Path) -> Result<&str, String> {
+    path.to_str().ok_or_else(|| format!("{} is not UTF-8", path.display()))
+}
+
+/// Seconds of processor time of one process, rounded up.
+fn seconds(policy: &SandboxPolicy) -> u64 {
+    policy.cpu_time_max_ms.get().div_ceil(1000)
+}
+
+fn limits(policy: &SandboxPolicy) -> Limits {
+    Limits {
+        memory_bytes: policy.memory_max_bytes.get(),
+        cpu_s: seconds(policy),
+        file_bytes: policy.disk_max_bytes.get(),
+        processes: None,
+    }
+}
+
+fn base_files() -> Files {
+    let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
+    let mut read = paths(SYSTEM);
+    read.extend(paths(SETTINGS));
+    read.extend(paths(PROC));
+    read.push(SYS.into());
+    Files { read, devices: paths(DEVICES), write: Vec::new(), ports: Vec::new() }
+}
+
+/// What the level `kernel` is tried with.
+pub(super) fn kernel_trial(executable: &Path) -> Confinement {
+    let mut files = base_files();
+    files.read.push(executable.to_owned());
+    Confinement {
+        unprivileged: true,
+        files: Some(files),
+        calls: Some(Sockets::None),
+        ..Confinement::default()
+    }
+}
+
+/// What the level `namespace` is tried with.
+pub(super) fn namespace_trial(executable: &Path) -> Result<Vec<String>, String> {
+    let policy = super::most();
+    let places =
+        Places { work: PathBuf::new(), input: "/dev/null".into(), progress: "/dev/null".into() };
+    let argv = greeting_argv(Path::new(EXECUTABLE_INSIDE))?;
+    let inner = Confinement {
+        argv,
+        unprivileged: true,
+        limits: Some(limits(&policy)),
+        calls: Some(Sockets::Any),
+        ..Confinement::default()
+    };
+    let boxed = Boxed {
+        isolation: Isolation::Namespace,
+        argv: &[],
+        names: Vec::new(),
+        policy: &policy,
+        places: &places,
+        read: &[],
+        port: None,
+        container: "",
+    };
+    boxed.bubblewrap(executable, &inner)
+}
+
+/// A container engine that has the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Engine {
+    /// `podman`, else `docker`: the path.
+    pub program: String,
+    /// Which of them.
+    pub name: &'static str,
+    /// The image asked for.
+    pub image: String,
+    /// Its digest, where the engine tells.
+    pub digest: Option<Digest>,
+}
+
+impl Engine {
+    /// The first engine that answers and has the image. Nothing is ever pulled.
+    pub fn find(image: &str) -> Result<Self, String> {
+        let mut missing = Vec::new();
+        for name in ["podman", "docker"] {
+            let Some(program) = super::session::find_program(name) else {
+                missing.push(format!("no {name}"));
+                continue;
+            };
+            let mut command = Command::new(&program);
+            command.args(["image", "inspect", "--format", "{{.Id}}", image]);
+            match run_briefly(command) {
+                Ok((id, _)) if !id.trim().is_empty() => {
+                    let id = id.trim();
+                    let digest =
+                        Digest::parse(id).or_else(|_| Digest::parse(&format!("sha256:{id}")));
+                    let image = image.to_owned();
+                    return Ok(Self { program, name, image, digest: digest.ok() });
+                }
+                Ok((_, complaint)) | Err(complaint) => missing.push(format!("{name}: {complaint}")),
+            }
+        }
+        Err(missing.join("; "))
+    }
+}
