@@ -13,6 +13,7 @@ mod corpus;
 mod desk;
 mod fork;
 mod gateways;
+mod offices;
 mod owners;
 mod refute;
 mod support;

@@ -54,7 +54,8 @@ impl Side {
         let key = person(n).secret();
         let policy = ask_policy(key.did(), auto, UnixMillis(START));
         let levels = vec![Isolation::Kernel, Isolation::Subprocess];
-        let profile = Profile { adapter: Word::parse("sandbox").unwrap(), levels, max_runs: 2 };
+        let adapter = Word::parse("sandbox").unwrap();
+        let profile = Profile { adapter, levels, foreign_code: false, max_runs: 2 };
         Owner::new(key, None, policy, Some(profile))
     }
 }
@@ -417,8 +418,15 @@ fn levels_are_chosen_as_the_manifest_allows() {
         allow_subprocess_fallback: fallback,
         ..steps::sandbox(isolation)
     };
+    let profile = |levels: &[I], foreign_code| Profile {
+        adapter: Word::parse("x").unwrap(),
+        levels: levels.to_vec(),
+        foreign_code,
+        max_runs: 1,
+    };
     let choose = |levels: &[I], asked, fallback, required| {
-        choose_level(levels, &policy(asked, fallback), required).map_err(|e| e.code())
+        let profile = profile(levels, false);
+        choose_level(&profile, &policy(asked, fallback), required).map_err(|e| e.code())
     };
     let here = [I::Kernel, I::Subprocess];
     assert_eq!(choose(&here, I::Kernel, false, true), Ok(I::Kernel));
@@ -430,6 +438,15 @@ fn levels_are_chosen_as_the_manifest_allows() {
     assert_eq!(choose(&[I::None], I::Oci, true, false), Err(Code::IsolationUnavailable));
     assert_eq!(choose(&[I::None], I::None, false, true), Ok(I::None));
     assert_eq!(choose(&[], I::None, true, false), Err(Code::IsolationUnavailable));
+    // The requester's own code.
+    let foreign = |levels: &[I], asked, fallback| {
+        let profile = profile(levels, true);
+        choose_level(&profile, &policy(asked, fallback), false).map_err(|e| e.code())
+    };
+    assert_eq!(foreign(&here, I::None, false), Ok(I::Kernel));
+    assert_eq!(foreign(&here, I::None, true), Ok(I::Subprocess));
+    assert_eq!(foreign(&[I::Subprocess], I::None, false), Err(Code::IsolationUnavailable));
+    assert_eq!(foreign(&[I::None], I::None, true), Err(Code::IsolationUnavailable));
 }
 
 #[test]

@@ -273,10 +273,35 @@ impl Reader {
     }
 }
 
+/// The genesis that a file's header names: whose log it is.
+///
+/// # Errors
+/// As [`read_jsonl`].
+pub fn read_header(bytes: &[u8]) -> Result<AuditGenesis> {
+    let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let (kind, members) = read_line(line)?;
+    Ok(Reader::open(&kind, members)?.log.genesis)
+}
+
+/// The bytes of the lines that stand: not a torn last line, and not the objects of an entry that was
+/// not written any more.
+fn whole_entries(file: &[u8]) -> usize {
+    let mut keep = file.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    while let Some(whole) = file.get(..keep.saturating_sub(1)).filter(|_| keep > 0) {
+        let begin = whole.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let line = whole.get(begin..).unwrap_or_default();
+        if !read_line(line).is_ok_and(|(kind, _)| kind == "object") {
+            break;
+        }
+        keep = begin;
+    }
+    keep
+}
+
 /// What brings a file up to its log after a crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Bytes of the file that stay: a torn last line goes.
+    /// Bytes of the file that stay: a torn last line goes, and objects whose entry is not there.
     pub keep: usize,
     /// What to append, one write a line.
     pub append: Vec<Vec<u8>>,
@@ -289,12 +314,12 @@ pub struct Completion {
 pub fn complete(file: &[u8], log: &TaskLog, redact: bool) -> Result<Completion> {
     let mut writer = JsonlWriter::new(redact);
     let mut append = Vec::new();
-    let keep = file.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let keep = whole_entries(file);
     let mut there = 0;
     if keep == 0 {
         append.push(writer.header(log.view().genesis())?);
     } else {
-        let read = read_jsonl(file)?;
+        let read = read_jsonl(file.get(..keep).unwrap_or_default())?;
         if read.genesis != *log.view().genesis() {
             return Err(wrong("the file is another log's"));
         }

@@ -23,7 +23,7 @@ use crate::codec::time::UnixMillis;
 pub use bundle::{from_bundle, to_bundle};
 pub use compare::{Comparison, compare};
 pub use journal::{journal_entry, verify_journal};
-pub use jsonl::{Completion, JsonlWriter, MAX_AUDIT_FILE, complete, read_jsonl};
+pub use jsonl::{Completion, JsonlWriter, MAX_AUDIT_FILE, complete, read_header, read_jsonl};
 pub use verify::{Anchor, Failure, Report, Status, verify};
 
 /// A log with what it names, out of a file or a bundle; not verified.
@@ -53,6 +53,19 @@ impl AuditLog {
             .collect();
         let genesis = log.view().genesis().clone();
         Self { genesis, entries, objects, checkpoints: Vec::new(), torn: false }
+    }
+
+    /// Leaves out user data: input, progress and deliverables.
+    pub fn redact(&mut self) {
+        for Committed { entry, payload } in &self.entries {
+            for (_, digest) in payload
+                .iter()
+                .enumerate()
+                .filter(|(place, _)| jsonl::is_user_data(entry.event, *place))
+            {
+                self.objects.remove(digest);
+            }
+        }
     }
 
     /// Digest of the last entry, of the genesis when there is none.

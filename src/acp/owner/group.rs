@@ -64,7 +64,7 @@ impl Owner {
         // What is ordered while only some states are told is overtaken by what is ordered later.
         let mut orders = BTreeMap::new();
         for (task, state, vote, _) in states {
-            if state == State::Settled {
+            if vote.is_some() {
                 orders.extend(multi.update(&task, State::Verified, vote));
             }
             orders.extend(multi.update(&task, state, vote));
@@ -85,6 +85,9 @@ impl Owner {
         let Ok((_, orders)) = self.group(&group) else { return };
         for (id, order) in orders {
             let Ok(member) = self.find(&id) else { continue };
+            if self.gateway.task(&member).is_none_or(|log| log.view().is_sealed()) {
+                continue;
+            }
             if let Err(error) = self.obey(member, order, turn) {
                 self.trouble(member, None, error, turn);
             }
@@ -118,8 +121,13 @@ impl Owner {
     }
 }
 
-/// The output that a task votes for: one that has passed verification.
+/// The output that a task votes for: one that has passed verification, also where the group has let
+/// it go afterwards. What its owner declined is no vote.
 fn vote(view: &View) -> Option<Digest> {
-    let passed = matches!(view.state(), Some(State::Verified | State::Settled));
+    let passed = match view.state() {
+        Some(State::Verified | State::Settled) => true,
+        Some(State::Superseded) => view.report().is_some_and(|kept| kept.object.passed),
+        _ => false,
+    };
     view.deliverable().filter(|_| passed).map(|kept| kept.object.output_digest)
 }

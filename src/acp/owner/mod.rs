@@ -71,6 +71,9 @@ pub struct Profile {
     pub adapter: Word,
     /// Levels of isolation that it can be run at on this machine.
     pub levels: Vec<Isolation>,
+    /// Whether it runs the requester's own code: never below `kernel` then, unless the manifest allows
+    /// `subprocess` (decision 50).
+    pub foreign_code: bool,
     /// Runs at one time; other accepted tasks wait.
     pub max_runs: usize,
 }
@@ -520,6 +523,12 @@ impl Owner {
     #[must_use]
     pub const fn did(&self) -> Did {
         self.gateway.did()
+    }
+
+    /// The owner's key, for what is signed outside of tasks.
+    #[must_use]
+    pub const fn key(&self) -> &Secret {
+        &self.key
     }
 
     /// Who is admitted, which invites are out, what was taken back.

@@ -1,7 +1,7 @@
 //! The worker's side: whether an offer is taken, when the work runs, what becomes of its result.
 
 use super::gates::Answer;
-use super::{Action, Owner, OwnerRecord, Run, Turn, contract};
+use super::{Action, Owner, OwnerRecord, Profile, Run, Turn, contract};
 use crate::acp::approval::ASK_TIMEOUT_MS;
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::log::{TaskLog, View, Wish};
@@ -22,25 +22,29 @@ const MAX_WALL_MS: u64 = 600_000;
 /// Bytes of an output unless the budget allows fewer (design 17).
 pub(super) const MAX_OUTPUT_BYTES: u64 = 512 * 1024;
 
-/// The level that `policy` gets on a machine that has `levels` (design 10.2): the one asked for, a
+/// The level that `policy` gets from a worker of this profile (design 10.2): the one asked for, a
 /// stronger one, or, where that is allowed, the strongest that there is from `subprocess` up.
 ///
 /// # Errors
 /// `ISOLATION_UNAVAILABLE`.
 pub fn choose_level(
-    levels: &[Isolation],
+    profile: &Profile,
     policy: &SandboxPolicy,
     required: bool,
 ) -> Result<Isolation> {
-    let asked = policy.isolation;
-    let enough = levels.iter().copied().filter(|level| level.is_at_least(asked));
+    let lowest = match (profile.foreign_code, policy.allow_subprocess_fallback) {
+        (false, _) => Isolation::None,
+        (true, true) => Isolation::Subprocess,
+        (true, false) => Isolation::Kernel,
+    };
+    let levels = || profile.levels.iter().copied().filter(|level| level.is_at_least(lowest));
     // The weakest of those that are strong enough: what was asked for, if it is there.
-    if let Some(level) = enough.max() {
+    if let Some(level) = levels().filter(|level| level.is_at_least(policy.isolation)).max() {
         return Ok(level);
     }
     let fallback = policy.allow_subprocess_fallback || !required;
-    let strongest = levels.iter().copied().min();
-    strongest
+    levels()
+        .min()
         .filter(|level| fallback && level.is_at_least(Isolation::Subprocess))
         .ok_or_else(|| Error::new(Code::IsolationUnavailable, "this level is not to be had here"))
 }
@@ -140,7 +144,7 @@ impl Owner {
         let profile =
             profile.ok_or_else(|| Error::new(Code::WorkerBusy, "no work is taken here"))?;
         let (policy, required) = (&manifest.sandbox_policy, manifest.require_execution_attestation);
-        choose_level(&profile.levels, policy, required)
+        choose_level(profile, policy, required)
     }
 
     fn consider_offer(&mut self, task: Digest, view: &View, turn: &mut Turn<'_>) -> Result<bool> {

@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use super::OfficeError;
-use crate::acp::audit::{JsonlWriter, MAX_AUDIT_FILE, checkpoint, complete, read_jsonl};
+use crate::acp::audit::{JsonlWriter, MAX_AUDIT_FILE, checkpoint, complete, read_header};
 use crate::acp::did::Secret;
 use crate::acp::json::canonical;
 use crate::acp::log::TaskLog;
@@ -101,8 +101,8 @@ impl AuditFiles {
         let file = OpenOptions::new().read(true).append(true).open(path).map_err(failed(path))?;
         let most = MAX_AUDIT_FILE as u64 + 1;
         (&file).take(most).read_to_end(&mut bytes).map_err(failed(path))?;
-        let read = read_jsonl(&bytes).map_err(|_| strange())?;
-        let task = read.genesis.digest().map_err(|_| strange())?;
+        let task = read_header(&bytes).and_then(|genesis| genesis.digest());
+        let task = task.map_err(|_| strange())?;
         let log = owner.task(&task).ok_or_else(strange)?;
         let completion = complete(&bytes, log, self.plan.redact)
             .map_err(|error| refused(path, &error.to_string()))?;

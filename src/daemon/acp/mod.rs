@@ -1,27 +1,38 @@
 //! The Agent Collaboration Protocol at work: owners with their stores, relays and runs, inside the
 //! daemon or as programs of their own (`commsd acp worker --key`, `delegate --key`, `demo`).
 //!
-//! `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
+//! `setup` makes an office, `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
 //! `audit` the files, `tools` what workers may be granted. What a command does with an office stands
-//! in `worker`, `delegate` and `demo`.
+//! in `worker`, `delegation` and `demo`.
 
 mod audit;
+pub mod delegation;
 mod office;
+pub mod orders;
 mod outbox;
+pub mod service;
+mod setup;
+pub mod socket;
 mod tools;
 mod transports;
+pub mod worker;
 
 use std::path::PathBuf;
 
 use crate::acp::code::Error;
 use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::EntropyError;
+use crate::runtime::adapter::AdapterError;
 use crate::store::StoreError;
 
 pub use audit::{AuditFiles, AuditPlan};
 pub use office::{Furnishing, Office, Told, open};
+pub use setup::{OfficeOptions, owner_dir, read_key, read_tools};
 pub use tools::{Tool, Toolbox};
-pub use transports::{Local, Transports};
+pub use transports::{Local, MeshPost, Transports};
+
+/// The task of an open office.
+pub type OfficeTask = tokio::task::JoinHandle<Result<(), OfficeError>>;
 
 /// Why an owner's side cannot work.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +51,25 @@ pub enum OfficeError {
         /// Why.
         reason: String,
     },
+    /// A key file.
+    #[error("the key {path} cannot be used: {reason}", path = path.display())]
+    Key {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The state directory.
+    #[error("the state directory {path} cannot be made: {reason}", path = path.display())]
+    State {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The adapter.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// No randomness.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
@@ -59,6 +89,9 @@ impl OfficeError {
             Self::Protocol(error) => error.code().as_str(),
             Self::Store(error) => error.code(),
             Self::Audit { .. } => "acp_audit_file",
+            Self::Key { .. } => "acp_key",
+            Self::State { .. } => "acp_state",
+            Self::Adapter(error) => error.code(),
             Self::Entropy(error) => error.code(),
             Self::Task(_) => "acp_task",
             Self::Closed => "acp_closed",

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::audit::AuditFiles;
 use super::outbox::Outbox;
-use super::{OfficeError, Transports, tools::Toolbox};
+use super::{OfficeError, OfficeTask, Transports, tools::Toolbox};
 use crate::acp::code::{Code, Error, Result as AcpResult};
 use crate::acp::did::Did;
 use crate::acp::objects::ToolCall;
@@ -53,7 +53,7 @@ pub enum Told {
     Note(Note),
     /// The owner is asked.
     Question(Question),
-    /// Mail could not be handed over yet.
+    /// Mail was not handed over; its log sends it again some time.
     Undelivered {
         /// To whom.
         to: Did,
@@ -192,7 +192,7 @@ struct Running {
 pub fn open(
     furnishing: Furnishing,
     stop: CancellationToken,
-) -> Result<(Office, tokio::task::JoinHandle<Result<(), OfficeError>>), OfficeError> {
+) -> Result<(Office, OfficeTask), OfficeError> {
     let entropy = OsEntropy::open()?;
     let (inputs, waiting) = mpsc::channel(MAX_WAITING);
     let told = broadcast::Sender::new(MAX_TOLD);

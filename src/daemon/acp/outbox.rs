@@ -142,11 +142,11 @@ async fn hand_over(shared: &Shared, route: &Route, item: &Item) {
                     .with("final", over),
             );
         }
-        if let Item::Envelope(envelope) = item {
-            let error = Error::new(failure.error.code(), failure.error.message());
-            let _ = shared.told.send(Told::Undelivered { to: envelope.to, error });
-        }
         if over {
+            if let Item::Envelope(envelope) = item {
+                let told = Told::Undelivered { to: envelope.to, error: failure.error };
+                let _ = shared.told.send(told);
+            }
             return;
         }
         tokio::time::sleep(failure.after.unwrap_or(wait)).await;

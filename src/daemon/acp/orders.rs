@@ -1,0 +1,150 @@
+//! An order out of what a caller asks for: whom, by which way, what, within which bounds. What the
+//! caller leaves out gets a default here, and nowhere else.
+
+use serde_json::{Map, Value, json};
+
+use crate::acp::code::{Code, Error, Result};
+use crate::acp::did::Did;
+use crate::acp::invite::{check_invite, read_invite};
+use crate::acp::objects::{
+    Budget, Isolation, SandboxPolicy, SchemaText, Verification, VerificationMethod,
+    VerificationMode,
+};
+use crate::acp::owner::{Order, Owner, Route};
+use crate::acp::steps;
+use crate::acp::value::{InviteId, Key32, Labels, Name, Prose, Read as _, Seq, Time};
+use crate::api::acp::Work;
+use crate::codec::time::UnixMillis;
+
+/// How long work may take unless the order says otherwise, ms.
+const DEADLINE_MS: u64 = 3_600_000;
+
+/// How long this side may take to judge a delivery: an owner may have to be asked, twice.
+const VERIFY_MS: u64 = 3_600_000;
+
+/// A worker as it was named.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Worker {
+    /// Who.
+    pub did: Did,
+    /// The key that its invite declares.
+    pub key: Option<Key32>,
+    /// By which invite.
+    pub invite: Option<InviteId>,
+    /// The way there.
+    pub route: Route,
+}
+
+/// Reads a worker as a caller names it: an invite, or a did with the relays where it is looked for.
+///
+/// # Errors
+/// `BAD_INVITE` and its like; `BAD_DID` for something else; `BAD_FIELD` for a did without a relay.
+pub fn worker(owner: &Owner, to: &str, relays: &[String], now: UnixMillis) -> Result<Worker> {
+    let to = to.trim();
+    if to.starts_with("did:") {
+        if relays.is_empty() {
+            return Err(Error::new(Code::BadField, "a worker named by its did needs a relay"));
+        }
+        let (did, route) = (Did::parse(to)?, Route::Relays { urls: relays.to_vec() });
+        return Ok(Worker { did, key: None, invite: None, route });
+    }
+    let invite = read_invite(to)?;
+    check_invite(&invite, &owner.gateway().revocations, now)?;
+    Ok(Worker {
+        did: invite.issuer_did,
+        key: invite.encryption_key,
+        invite: Some(invite.invite_id.clone()),
+        route: Route::Relays {
+            urls: invite.relay_urls.iter().map(|url| (**url).to_owned()).collect(),
+        },
+    })
+}
+
+/// The order of `work` from `worker`.
+///
+/// # Errors
+/// The code of what is out of bounds, with its member as the path.
+pub fn order(work: &Work, worker: Worker, now: UnixMillis) -> Result<Order> {
+    let inside = |name: &'static str| move |error: Error| error.inside(name);
+    let schema = |value: &Option<Value>| SchemaText(value.clone().unwrap_or(Value::Bool(true)));
+    let deadline = match &work.deadline_at {
+        None => now.plus(DEADLINE_MS),
+        Some(text) => Time::parse(text).map_err(inside("deadlineAt"))?.millis(),
+    };
+    Ok(Order {
+        worker: worker.did,
+        worker_key: worker.key,
+        invite: worker.invite,
+        route: worker.route,
+        title: Name::parse(&work.title).map_err(inside("title"))?,
+        description: Prose::parse(&work.description).map_err(inside("description"))?,
+        input: work.input.clone(),
+        input_schema: schema(&work.input_schema),
+        output_schema: schema(&work.output_schema),
+        deadline,
+        verify_within_ms: VERIFY_MS,
+        verification: Verification {
+            method: VerificationMethod::Schema,
+            checks: Seq::default(),
+            mode: VerificationMode::All,
+        },
+        budget: budget(work.budget.as_ref()).map_err(inside("budget"))?,
+        sandbox: sandbox(work.sandbox_policy.as_ref()).map_err(inside("sandboxPolicy"))?,
+        attested: true,
+        max_revisions: 0,
+        grants: Vec::new(),
+        auto_approve: work.auto_approve,
+        group: None,
+        labels: Labels::default(),
+    })
+}
+
+/// The members that the caller gives, over the defaults.
+fn over(defaults: Value, given: Option<&Value>) -> Result<Value> {
+    let mut members = match defaults {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    };
+    match given {
+        None => {}
+        Some(Value::Object(given)) => members.extend(given.clone()),
+        Some(_) => return Err(Error::new(Code::BadField, "not an object")),
+    }
+    Ok(Value::Object(members))
+}
+
+fn budget(given: Option<&Value>) -> Result<Budget> {
+    Budget::read(over(json!(steps::unlimited()), given)?)
+}
+
+/// As strict as machines commonly allow, with a weaker level where the worker has no such one. Who
+/// names a level gets that level, or better, unless it says that a weaker one will do.
+fn sandbox(given: Option<&Value>) -> Result<SandboxPolicy> {
+    let named = given.is_some_and(|given| given.get("isolation").is_some());
+    let default =
+        SandboxPolicy { allow_subprocess_fallback: !named, ..steps::sandbox(Isolation::Kernel) };
+    SandboxPolicy::read(over(json!(default), given)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_has_a_default_and_what_is_named_holds() {
+        let default = sandbox(None).unwrap();
+        assert_eq!(
+            (default.isolation, default.allow_subprocess_fallback),
+            (Isolation::Kernel, true)
+        );
+        let named = sandbox(Some(&json!({ "isolation": "oci" }))).unwrap();
+        assert_eq!((named.isolation, named.allow_subprocess_fallback), (Isolation::Oci, false));
+        let smaller = sandbox(Some(&json!({ "pidsMax": 3 }))).unwrap();
+        assert_eq!((smaller.pids_max.get(), smaller.allow_subprocess_fallback), (3, true));
+        assert_eq!(sandbox(Some(&json!({ "x": 1 }))).unwrap_err().code(), Code::UnknownMember);
+        assert_eq!(sandbox(Some(&json!(3))).unwrap_err().code(), Code::BadField);
+        let budget = super::budget(Some(&json!({ "maxTotalTokens": 5 }))).unwrap();
+        assert_eq!(budget.max_total_tokens.map(|count| count.get()), Some(5));
+        assert_eq!(budget.max_tool_calls, None);
+    }
+}

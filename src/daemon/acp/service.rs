@@ -1,0 +1,409 @@
+//! What callers ask of an office ([`AcpCall`]): the local API, the office's own socket and the MCP
+//! tools all come here, and get the same answers.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::delegation::{self, GroupResult, Standing, Watcher};
+use super::office::Office;
+use super::orders;
+use super::transports::Transports;
+use super::worker::{self, Introduction};
+use crate::acp::audit::{AuditLog, from_bundle, read_anchor, to_bundle, verify};
+use crate::acp::code::{Code, Error, Result};
+use crate::acp::did::Did;
+use crate::acp::json::canonical;
+use crate::acp::objects::{AuditBundle, Decision, Party, RevocationTarget, State};
+use crate::acp::owner::{Given, Owner, Question};
+use crate::acp::value::{Digest, Name, Prose, Read as _, TaskId, UrlText, Word};
+use crate::api::acp::{
+    AcpCall, Answer, Combine, CreateInvite, DEFAULT_WAIT_MS, DelegateMulti, DelegateTask,
+    DiscoverWorkers, ExportAudit, ListTasks, MAX_WAIT_MS, Revocable, RevokeToken, Side, TaskStatus,
+    VerifyAuditBundle, Work,
+};
+use crate::runtime::acp_transport::{CardFilter, TransportError};
+use crate::runtime::clock::unix_now;
+
+/// Tasks in one list unless the caller asks for fewer or more, and at most.
+const LIST: usize = 50;
+const MAX_LIST: usize = 500;
+
+/// How long an invite is good unless the caller says otherwise, ms.
+const INVITE_LIFE_MS: u64 = 24 * 3_600_000;
+
+/// Cards in one answer.
+const MAX_CARDS: usize = 200;
+
+/// An office with its ways to others: what calls are served by.
+#[derive(Clone)]
+pub struct Service {
+    /// The office.
+    pub office: Office,
+    /// Its ways.
+    pub transports: Transports,
+    /// The name in its invites.
+    pub name: Name,
+}
+
+impl Service {
+    /// Does what `call` asks. `watcher` is told of a delegation's course while it is waited for.
+    ///
+    /// # Errors
+    /// The code and sentence for the caller; never a payload or a key.
+    pub async fn serve(&self, call: AcpCall, watcher: &dyn Watcher) -> Result<Value> {
+        match call {
+            AcpCall::Whoami => Ok(json!({
+                "did": self.office.did(),
+                "relays": self.transports.relays(),
+            })),
+            AcpCall::DelegateTask(call) => self.delegate(call, watcher).await,
+            AcpCall::DelegateMulti(call) => self.delegate_multi(call, watcher).await,
+            AcpCall::VerifyAuditBundle(call) => verify_bundle(call),
+            AcpCall::CreateInvite(call) => self.create_invite(call).await,
+            AcpCall::RevokeToken(call) => self.revoke(call).await,
+            AcpCall::TaskStatus(call) => self.status(call).await,
+            AcpCall::ListTasks(call) => self.list(call).await,
+            AcpCall::CancelTask(call) => {
+                let id = TaskId::parse(&call.task_id)?;
+                let reason = Prose::parse(&call.reason)?;
+                let task = self
+                    .office
+                    .act(move |owner, now, entropy| {
+                        let task = owner.find(&id)?;
+                        owner.cancel(&task, &reason, now, entropy).map(|out| (task, out))
+                    })
+                    .await?;
+                self.office.look(move |owner| Ok(shown(&Standing::of(owner, &task)?))).await
+            }
+            AcpCall::DiscoverWorkers(call) => self.discover(call).await,
+            AcpCall::ListApprovals => {
+                let all = |owner: &Owner| {
+                    Ok(Value::Array(owner.questions().map(question).collect::<Vec<_>>()))
+                };
+                self.office.look(all).await
+            }
+            AcpCall::Answer(call) => self.answer(call).await,
+            AcpCall::ExportAudit(call) => self.export(call).await,
+        }
+    }
+
+    fn relays(&self, work: &Work) -> Vec<String> {
+        work.relay.clone().map_or_else(|| self.transports.relays(), |relay| vec![relay])
+    }
+
+    async fn delegate(&self, call: DelegateTask, watcher: &dyn Watcher) -> Result<Value> {
+        let wait = wait(call.work.wait_ms.unwrap_or(DEFAULT_WAIT_MS));
+        let relays = self.relays(&call.work);
+        let order = self
+            .office
+            .look(move |owner| {
+                let now = unix_now();
+                orders::order(&call.work, orders::worker(owner, &call.to, &relays, now)?, now)
+            })
+            .await?;
+        let never = CancellationToken::new();
+        let begun = BegunBy::new(watcher);
+        let done = delegation::delegate(&self.office, order, &begun, &never);
+        let standing = match tokio::time::timeout(wait, done).await {
+            Ok(standing) => standing?,
+            // It goes on; `task_status` tells.
+            Err(_) => begun.standing().ok_or_else(too_slow)?,
+        };
+        let task = standing.task;
+        let audit = self.office.look(move |owner| delegation::audit(owner, &task)).await?;
+        let mut answer = shown(&standing);
+        if let Some(members) = answer.as_object_mut() {
+            members.insert("deliverable".into(), json!(standing.output));
+            members.insert(
+                "audit".into(),
+                json!({ "status": audit.status, "head": audit.head, "entries": audit.entries }),
+            );
+        }
+        Ok(answer)
+    }
+
+    async fn delegate_multi(&self, call: DelegateMulti, watcher: &dyn Watcher) -> Result<Value> {
+        let wait = wait(call.work.wait_ms.unwrap_or(DEFAULT_WAIT_MS));
+        let relays = self.relays(&call.work);
+        let size = call.quorum_size.map(|size| usize::try_from(size).unwrap_or(usize::MAX));
+        let quorum = match call.mode {
+            Combine::Race => None,
+            Combine::Quorum => {
+                Some(size.unwrap_or_else(|| delegation::default_quorum(call.workers.len())))
+            }
+        };
+        let mode = call.mode;
+        let orders = self
+            .office
+            .look(move |owner| {
+                let now = unix_now();
+                let named = call.workers.iter().map(|to| {
+                    orders::order(&call.work, orders::worker(owner, to, &relays, now)?, now)
+                });
+                named.collect::<Result<Vec<_>>>()
+            })
+            .await?;
+        let late = CancellationToken::new();
+        let done = delegation::delegate_group(&self.office, orders, quorum, watcher, &late);
+        tokio::pin!(done);
+        let result = tokio::select! {
+            result = &mut done => result?,
+            () = tokio::time::sleep(wait) => {
+                // Nobody can be told later which tasks these were: they are cancelled.
+                late.cancel();
+                done.await?
+            }
+        };
+        Ok(group(&result, mode))
+    }
+
+    async fn create_invite(&self, call: CreateInvite) -> Result<Value> {
+        let name = call.name.as_deref().map_or(Ok(self.name.clone()), Name::parse)?;
+        let relays =
+            if call.relay_urls.is_empty() { self.transports.relays() } else { call.relay_urls };
+        let introduction = Introduction {
+            name,
+            description: Prose::default(),
+            skills: Vec::new(),
+            relay_urls: relays
+                .iter()
+                .map(|url| UrlText::parse(url))
+                .collect::<Result<_>>()
+                .map_err(|error| error.inside("relayUrls"))?,
+            max_uses: call.max_uses.unwrap_or(1),
+            life_ms: call.expires_in_ms.unwrap_or(INVITE_LIFE_MS),
+        };
+        let (invite, text) = worker::invite(&self.office, &introduction).await?;
+        Ok(json!({
+            "invite": text, "inviteId": invite.invite_id, "expiresAt": invite.expires_at,
+        }))
+    }
+
+    async fn revoke(&self, call: RevokeToken) -> Result<Value> {
+        let kind = match call.target_type {
+            Revocable::Invite => RevocationTarget::Invite,
+            Revocable::Capability => RevocationTarget::Capability,
+            Revocable::Card => RevocationTarget::Card,
+        };
+        let notice = self
+            .office
+            .act(move |owner, now, entropy| {
+                owner.revoke(kind, &call.target_id, &call.reason, now, entropy)
+            })
+            .await?;
+        Ok(json!({ "notice": notice, "published": self.transports.relays() }))
+    }
+
+    async fn status(&self, call: TaskStatus) -> Result<Value> {
+        let id = TaskId::parse(&call.task_id)?;
+        let mut told = self.office.watch();
+        let task = self.office.look(move |owner| owner.find(&id)).await?;
+        let until = tokio::time::Instant::now() + wait(call.wait_ms.unwrap_or(0));
+        loop {
+            let standing = self.office.look(move |owner| Standing::of(owner, &task)).await?;
+            let late = tokio::time::Instant::now() >= until;
+            if standing.is_over() || late {
+                return Ok(detailed(&standing));
+            }
+            tokio::select! {
+                _ = told.recv() => {}
+                () = tokio::time::sleep_until(until) => {}
+            }
+        }
+    }
+
+    async fn list(&self, call: ListTasks) -> Result<Value> {
+        let state = call.state.as_deref().map(|text| {
+            State::parse(text).ok_or_else(|| Error::new(Code::BadField, "no such state"))
+        });
+        let state = state.transpose()?;
+        let peer = call.peer.as_deref().map(Did::parse).transpose()?;
+        let limit = call.limit.map_or(LIST, |limit| usize::try_from(limit).unwrap_or(MAX_LIST));
+        let role = call.role.map(|side| match side {
+            Side::Requester => Party::Requester,
+            Side::Worker => Party::Worker,
+        });
+        self.office
+            .look(move |owner| {
+                let mut tasks: Vec<(u64, Digest)> = owner
+                    .gateway()
+                    .tasks()
+                    .filter(|(_, log)| role.is_none_or(|role| log.me() == role))
+                    .filter(|(_, log)| state.is_none() || log.view().state() == state)
+                    .filter(|(_, log)| peer.is_none_or(|peer| log.peer() == peer))
+                    .map(|(task, log)| (log.view().last_at().millis().0, *task))
+                    .collect();
+                tasks.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+                let newest = tasks.iter().take(limit.min(MAX_LIST));
+                let list = newest.map(|(_, task)| Ok(shown(&Standing::of(owner, task)?)));
+                Ok(Value::Array(list.collect::<Result<_>>()?))
+            })
+            .await
+    }
+
+    async fn discover(&self, call: DiscoverWorkers) -> Result<Value> {
+        let relay = call.relay.or_else(|| self.transports.relays().into_iter().next());
+        let relay = relay.ok_or_else(|| Error::new(Code::BadField, "no relay to ask"))?;
+        let filter = CardFilter {
+            adapter: call.adapter.as_deref().map(Word::parse).transpose()?,
+            skill: call.skill.as_deref().map(Word::parse).transpose()?,
+        };
+        let failed = |error: TransportError| Error::new(error.code(), error.message());
+        let client = self.transports.client(&relay).map_err(failed)?;
+        let mut cards = Vec::new();
+        let mut after: Option<String> = None;
+        loop {
+            let page = client.cards(&filter, after.as_deref()).await.map_err(failed)?;
+            cards.extend(page.cards);
+            if cards.len() >= MAX_CARDS || page.next.is_none() {
+                cards.truncate(MAX_CARDS);
+                return Ok(json!({ "relay": relay, "cards": cards }));
+            }
+            after = page.next;
+        }
+    }
+
+    async fn answer(&self, call: Answer) -> Result<Value> {
+        let decision = if call.approve { Decision::Approved } else { Decision::Denied };
+        let (id, reason) = (call.id.clone(), call.reason);
+        self.office
+            .act(move |owner, now, entropy| {
+                let given = Given::Word(decision, reason);
+                owner.answer(&id, given, now, entropy).map(|out| ((), out))
+            })
+            .await?;
+        Ok(json!({ "id": call.id, "decision": decision }))
+    }
+
+    async fn export(&self, call: ExportAudit) -> Result<Value> {
+        let id = TaskId::parse(&call.task_id)?;
+        self.office
+            .look(move |owner| {
+                let task = owner.find(&id)?;
+                let log = owner.task(&task).map(AuditLog::of);
+                let mut log = log.ok_or_else(|| Error::new(Code::UnknownTask, "no such task"))?;
+                if call.redact {
+                    log.redact();
+                }
+                let bundle = to_bundle(&log, owner.key(), unix_now())?;
+                serde_json::to_value(bundle).map_err(|_| Error::new(Code::BadField, "no JSON form"))
+            })
+            .await
+    }
+}
+
+fn too_slow() -> Error {
+    Error::new(Code::PeerTimeout, "the order was not stored in time; list the tasks to see it")
+}
+
+fn wait(ms: u64) -> Duration {
+    Duration::from_millis(ms.min(MAX_WAIT_MS))
+}
+
+/// Remembers how far a delegation is, for a caller who stops waiting.
+struct BegunBy<'a> {
+    watcher: &'a dyn Watcher,
+    standing: parking_lot::Mutex<Option<Standing>>,
+}
+
+impl<'a> BegunBy<'a> {
+    fn new(watcher: &'a dyn Watcher) -> Self {
+        Self { watcher, standing: parking_lot::Mutex::new(None) }
+    }
+
+    fn standing(&self) -> Option<Standing> {
+        self.standing.lock().clone()
+    }
+}
+
+impl Watcher for BegunBy<'_> {
+    fn moved(&self, standing: &Standing) {
+        *self.standing.lock() = Some(standing.clone());
+        self.watcher.moved(standing);
+    }
+
+    fn asked(&self, question: &Question) {
+        self.watcher.asked(question);
+    }
+}
+
+/// A task in a list.
+fn shown(standing: &Standing) -> Value {
+    let failure = standing.failure.as_ref();
+    json!({
+        "taskId": standing.task_id,
+        "status": standing.status(),
+        "role": standing.me.role().as_str(),
+        "peer": standing.peer,
+        "title": standing.title,
+        "entries": standing.entries,
+        "head": standing.head,
+        "waitingOn": standing.waiting_on,
+        "failure": failure.map(|(code, message)| json!({ "code": code, "message": message })),
+    })
+}
+
+/// A task by itself.
+fn detailed(standing: &Standing) -> Value {
+    let mut task = shown(standing);
+    if let Some(members) = task.as_object_mut() {
+        members.insert("usage".into(), json!(standing.usage));
+        members.insert("lastProgress".into(), json!(standing.progress));
+        members.insert("deliverable".into(), json!(standing.output));
+        members.insert("confirmed".into(), json!(standing.confirmed));
+    }
+    task
+}
+
+fn question(question: &Question) -> Value {
+    json!({
+        "id": question.id(),
+        "gate": question.gate().as_str(),
+        "taskId": question.task_id,
+        "peer": question.peer,
+        "title": question.title,
+        "target": question.target,
+        "targetDigest": question.digest,
+        "askedAt": question.asked_at.iso(),
+        "expiresAt": question.expires_at.iso(),
+    })
+}
+
+/// What came of work that several were given.
+#[must_use]
+pub fn group(result: &GroupResult, mode: Combine) -> Value {
+    use crate::acp::multi::Outcome;
+    let (winner, digest) = match &result.outcome {
+        Some(Outcome::Winner(task)) => (json!(task), Value::Null),
+        Some(Outcome::Agreed { output, .. }) => (Value::Null, json!(output)),
+        _ => (Value::Null, Value::Null),
+    };
+    let failure = result.failure();
+    let status = match (&failure, result.output()) {
+        (Some((code, ..)), _) => code.as_str(),
+        (None, Some(_)) => State::Settled.as_str(),
+        // Decided, and the owner was not asked or has not answered yet; or cancelled.
+        (None, None) if result.outcome.is_some() => State::Verified.as_str(),
+        (None, None) => State::Cancelled.as_str(),
+    };
+    json!({
+        "mode": mode,
+        "status": status,
+        "winner": winner,
+        "agreedDigest": digest,
+        "deliverable": result.output(),
+        "failure": failure.map(|(code, message, detail)| {
+            json!({ "code": code, "message": message, "detail": detail })
+        }),
+        "receipts": result.tasks.iter().map(detailed).collect::<Vec<_>>(),
+    })
+}
+
+fn verify_bundle(call: VerifyAuditBundle) -> Result<Value> {
+    let log = from_bundle(AuditBundle::read(call.bundle)?)?;
+    let anchor = call.anchor.map(|anchor| read_anchor(&canonical(&anchor)?)).transpose()?;
+    let report = verify(&log, anchor.as_ref(), unix_now());
+    serde_json::to_value(report).map_err(|_| Error::new(Code::BadField, "no JSON form"))
+}

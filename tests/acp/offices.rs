@@ -1,0 +1,351 @@
+//! Offices: owners with their stores, files and runs, in one process. The sandbox's supervisor is the
+//! real program.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use commsd::acp::audit::{Status, read_jsonl, verify};
+use commsd::acp::code::Code;
+use commsd::acp::did::Secret;
+use commsd::acp::gateway::Admission;
+use commsd::acp::objects::*;
+use commsd::acp::owner::{Given, Order, Question, Route};
+use commsd::acp::steps;
+use commsd::acp::value::*;
+use commsd::daemon::acp::delegation::{self, Standing, Watcher};
+use commsd::daemon::acp::{AuditPlan, Local, Office, OfficeError, OfficeOptions, OfficeTask};
+use commsd::runtime::adapter::{AdapterKind, AdapterOptions, ApiStyle};
+use commsd::runtime::clock::unix_now;
+use commsd::runtime::sandbox;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::person;
+
+/// Nothing here takes longer, on a slow machine either.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn key(n: u8) -> Secret {
+    person(n).secret()
+}
+
+pub fn command(cmd: &str, isolation: Option<Isolation>) -> AdapterOptions {
+    AdapterOptions {
+        kind: AdapterKind::Command,
+        cmd: Some(cmd.into()),
+        tool: None,
+        model: None,
+        endpoint: None,
+        api_style: ApiStyle::default(),
+        program: None,
+        extra_args: Vec::new(),
+        isolation,
+        sandbox: sandbox::Settings {
+            work_dir: PathBuf::new(),
+            executable: Some(env!("CARGO_BIN_EXE_commsd").into()),
+            image: String::new(),
+            read_paths: Vec::new(),
+        },
+    }
+}
+
+struct Silent;
+
+impl Watcher for Silent {
+    fn moved(&self, _: &Standing) {}
+    fn asked(&self, _: &Question) {}
+}
+
+pub fn order(worker: u8, input: Value) -> Order {
+    Order {
+        worker: key(worker).did(),
+        worker_key: None,
+        invite: None,
+        route: Route::Local,
+        title: Name::parse("a report").unwrap(),
+        description: Prose::default(),
+        input,
+        input_schema: SchemaText(json!(true)),
+        output_schema: SchemaText(json!({ "type": "object" })),
+        deadline: unix_now().plus(600_000),
+        verify_within_ms: 600_000,
+        verification: Verification {
+            method: VerificationMethod::Schema,
+            checks: Seq::default(),
+            mode: VerificationMode::All,
+        },
+        budget: steps::unlimited(),
+        sandbox: steps::sandbox(Isolation::Subprocess),
+        attested: true,
+        max_revisions: 0,
+        grants: Vec::new(),
+        auto_approve: true,
+        group: None,
+        labels: Labels::default(),
+    }
+}
+
+/// An office and how to end it.
+struct Open {
+    office: Office,
+    task: OfficeTask,
+    stop: CancellationToken,
+}
+
+impl Open {
+    async fn new(options: OfficeOptions) -> Result<Self, OfficeError> {
+        let stop = CancellationToken::new();
+        let (office, task) = options.open(stop.clone()).await?;
+        Ok(Self { office, task, stop })
+    }
+
+    async fn close(self) {
+        self.stop.cancel();
+        drop(self.office);
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+fn alice(dir: &Path, local: &Local) -> OfficeOptions {
+    let mut options = OfficeOptions::new(key(1), dir.join("state"));
+    options.local = local.clone();
+    options.audit = AuditPlan { file: Some(dir.join("alice.jsonl")), redact: false };
+    options
+}
+
+fn bob(dir: &Path, local: &Local, cmd: &str) -> OfficeOptions {
+    let mut options = OfficeOptions::new(key(2), dir.join("state"));
+    options.local = local.clone();
+    options.audit = AuditPlan { file: Some(dir.join("bob.jsonl")), redact: false };
+    options.work = Some((command(cmd, Some(Isolation::Subprocess)), 2));
+    options.auto = vec![Gate::ContractAcceptance];
+    options.admission = Admission::Anyone;
+    options
+}
+
+async fn patiently<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
+}
+
+fn audited(path: &Path) -> Status {
+    let log = read_jsonl(&std::fs::read(path).unwrap()).unwrap();
+    verify(&log, None, unix_now()).status
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_does_the_work_and_both_files_are_valid() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::default();
+    let bob = Open::new(bob(dir.path(), &local, "cat")).await.unwrap();
+    let alice = Open::new(alice(dir.path(), &local)).await.unwrap();
+    let never = CancellationToken::new();
+    let order = order(2, json!({ "summary": "hello" }));
+    let done = delegation::delegate(&alice.office, order, &Silent, &never);
+    let standing = patiently(done).await.unwrap();
+    assert_eq!(standing.status(), "SETTLED", "{standing:?}");
+    assert_eq!(standing.output, Some(json!({ "summary": "hello" })));
+    alice.close().await;
+    bob.close().await;
+    for who in ["alice", "bob"] {
+        let path = dir.path().join(format!("{who}.jsonl"));
+        assert_eq!(audited(&path), Status::Valid, "{who}");
+    }
+    // Nothing of the run is left.
+    let runs = dir.path().join("state").join(key(2).did().to_string().replace("did:key:", ""));
+    assert_eq!(std::fs::read_dir(runs.join("runs")).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_programs_cannot_be_one_owner_and_a_strange_audit_file_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::default();
+    let first = Open::new(alice(dir.path(), &local)).await.unwrap();
+    let second = Open::new(alice(dir.path(), &local)).await.err().unwrap();
+    assert_eq!(second.code(), "store_locked");
+    first.close().await;
+    let path = dir.path().join("alice.jsonl");
+    for strange in ["", "hello\n", "{\"kind\":\"header\"}\n"] {
+        std::fs::write(&path, strange).unwrap();
+        let error = Open::new(alice(dir.path(), &local)).await.err().unwrap();
+        assert_eq!(error.code(), "acp_audit_file");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), strange);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_goes_on_in_another_process_and_its_file_is_completed() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::default();
+    let waiting = {
+        let mut options = bob(dir.path(), &local, "cat");
+        options.auto.clear();
+        Open::new(options).await.unwrap()
+    };
+    let ordering = Open::new(alice(dir.path(), &local)).await.unwrap();
+    let mut asked = waiting.office.watch();
+    let order = order(2, json!({ "n": 1 }));
+    let (task, _) = ordering
+        .office
+        .act(move |owner, now, entropy| {
+            let (task, id, out) = owner.order(order, now, entropy)?;
+            Ok(((task, id), out))
+        })
+        .await
+        .unwrap();
+    let question = patiently(async {
+        loop {
+            if let commsd::daemon::acp::Told::Question(question) = asked.recv().await.unwrap() {
+                break question;
+            }
+        }
+    })
+    .await;
+    ordering.close().await;
+    waiting.close().await;
+    // The last line was only half written.
+    let path = dir.path().join("bob.jsonl");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes.truncate(bytes.len() - 10);
+    std::fs::write(&path, &bytes).unwrap();
+
+    let local = Local::default();
+    let working = Open::new(bob(dir.path(), &local, "cat")).await.unwrap();
+    assert_eq!(question.task, task);
+    let ordering = Open::new(alice(dir.path(), &local)).await.unwrap();
+    let settled = async {
+        loop {
+            let standing =
+                ordering.office.look(move |owner| Standing::of(owner, &task)).await.unwrap();
+            if standing.is_over() {
+                break standing;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert_eq!(patiently(settled).await.status(), "SETTLED");
+    ordering.office.flushed().await;
+    ordering.close().await;
+    working.close().await;
+    assert_eq!(audited(&path), Status::Valid);
+    assert_eq!(audited(&dir.path().join("alice.jsonl")), Status::Valid);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_run_is_gone_before_cancelled_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::default();
+    let mark = format!("{}", 90_000 + std::process::id() % 9999);
+    let bob = Open::new(bob(dir.path(), &local, &format!("sleep {mark}"))).await.unwrap();
+    let alice = Open::new(alice(dir.path(), &local)).await.unwrap();
+    let cancel = CancellationToken::new();
+    let order = order(2, json!({}));
+    let (office, wish) = (alice.office.clone(), cancel.clone());
+    let delegated =
+        tokio::spawn(async move { delegation::delegate(&office, order, &Silent, &wish).await });
+    let sleeps = || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let of = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).ok();
+        let line = format!("sleep\0{mark}\0").into_bytes();
+        processes.filter_map(of).any(|found| found.ends_with(&line))
+    };
+    patiently(async {
+        while !sleeps() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    cancel.cancel();
+    let standing = patiently(delegated).await.unwrap().unwrap();
+    assert_eq!(standing.status(), "CANCELLED");
+    assert!(!sleeps());
+    alice.close().await;
+    bob.close().await;
+    assert_eq!(audited(&dir.path().join("bob.jsonl")), Status::Valid);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_answers_and_what_fails_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::default();
+    let bob = Open::new(bob(dir.path(), &local, "cat /nonexistent")).await.unwrap();
+    let alice = Open::new(alice(dir.path(), &local)).await.unwrap();
+    let never = CancellationToken::new();
+    let failed = delegation::delegate(&alice.office, order(2, json!({})), &Silent, &never);
+    let standing = patiently(failed).await.unwrap();
+    assert_eq!(standing.status(), "FAILED");
+    assert_eq!(standing.failure.map(|(code, _)| code), Some(Code::AdapterFailed));
+    bob.close().await;
+
+    struct Says(Office);
+    impl Watcher for Says {
+        fn moved(&self, _: &Standing) {}
+        fn asked(&self, question: &Question) {
+            assert_eq!(question.gate(), Gate::FinalAcceptance);
+            let (office, id) = (self.0.clone(), question.id());
+            tokio::spawn(async move {
+                let no = Given::Word(Decision::Denied, "not what I meant".into());
+                let said = office.act(move |owner, now, entropy| {
+                    owner.answer(&id, no, now, entropy).map(|out| ((), out))
+                });
+                said.await.unwrap();
+            });
+        }
+    }
+    let mut options = super::offices::bob(dir.path(), &local, "cat");
+    options.audit = AuditPlan::default();
+    let bob = Open::new(options).await.unwrap();
+    let asking = Order { auto_approve: false, ..order(2, json!({})) };
+    let watcher = Says(alice.office.clone());
+    let denied = delegation::delegate(&alice.office, asking, &watcher, &never);
+    let standing = patiently(denied).await.unwrap();
+    assert_eq!(standing.status(), "DISPUTED");
+    assert_eq!(standing.failure.map(|(code, _)| code), Some(Code::ApprovalDenied));
+    // Of two tasks, the second's file stands beside the first's.
+    let beside = format!("alice-{}.jsonl", standing.task_id);
+    assert_eq!(audited(&dir.path().join(beside)), Status::Valid);
+    alice.close().await;
+    bob.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_of_three_workers() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::default();
+    let mut workers = Vec::new();
+    for (n, cmd) in [(2, "cat"), (3, "cat"), (4, "echo '{\"other\":1}'")] {
+        let mut options = bob(dir.path(), &local, cmd);
+        options.key = key(n);
+        options.audit = AuditPlan::default();
+        workers.push(Open::new(options).await.unwrap());
+    }
+    let alice = Open::new(alice(dir.path(), &local)).await.unwrap();
+    let never = CancellationToken::new();
+    let orders = |n: &[u8]| n.iter().map(|n| order(*n, json!({ "n": 1 }))).collect::<Vec<_>>();
+    let group =
+        delegation::delegate_group(&alice.office, orders(&[2, 3, 4]), Some(2), &Silent, &never);
+    let result = patiently(group).await.unwrap();
+    assert_eq!(result.output(), Some(&json!({ "n": 1 })), "{result:?}");
+    let group =
+        delegation::delegate_group(&alice.office, orders(&[2, 4]), Some(2), &Silent, &never);
+    let (code, _, detail) = patiently(group).await.unwrap().failure().unwrap();
+    assert_eq!(code, Code::QuorumNotReached);
+    assert_eq!(detail["votes"].as_array().map(Vec::len), Some(2));
+    let twice = delegation::delegate_group(&alice.office, orders(&[2, 2]), None, &Silent, &never);
+    assert_eq!(twice.await.unwrap_err().code(), Code::DuplicateWorker);
+    alice.close().await;
+    for worker in workers {
+        worker.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_there_is_said_and_the_offer_is_withdrawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let alice = Open::new(alice(dir.path(), &Local::default())).await.unwrap();
+    let never = CancellationToken::new();
+    let error = delegation::delegate(&alice.office, order(2, json!({})), &Silent, &never);
+    assert_eq!(patiently(error).await.unwrap_err().code(), Code::RelayUnreachable);
+    let all = alice.office.look(|owner| Ok(owner.gateway().tasks().count())).await.unwrap();
+    assert_eq!(all, 1);
+    alice.close().await;
+}
