@@ -32,8 +32,8 @@ use super::objects::{RelayAuth, RevocationNotice, RevocationTarget, WorkerCard};
 use super::sign::Signed as _;
 use crate::codec::time::UnixMillis;
 
-/// How often notices are gone through for some that are over, ms.
-const NOTICES_EVERY_MS: u64 = 3_600_000;
+/// How often all cards and notices are gone through for some that are over, ms.
+const SWEEP_EVERY_MS: u64 = 600_000;
 
 const DAY_MS: u64 = 24 * 3_600_000;
 
@@ -156,7 +156,7 @@ pub struct Relay {
     mailboxes: Mailboxes,
     registry: Registry,
     notices: Notices,
-    notices_seen_at: UnixMillis,
+    swept_at: UnixMillis,
 }
 
 impl Relay {
@@ -168,7 +168,7 @@ impl Relay {
             mailboxes: Mailboxes::default(),
             registry: Registry::default(),
             notices: Notices::default(),
-            notices_seen_at: UnixMillis(0),
+            swept_at: UnixMillis(0),
             limits,
         }
     }
@@ -336,9 +336,9 @@ impl Relay {
     pub fn prune(&mut self, now: UnixMillis, out: &mut Vec<Record>) {
         self.nonces.prune(now, out);
         self.mailboxes.prune(now, out);
-        self.registry.prune(now, out);
-        if now.since(self.notices_seen_at) >= NOTICES_EVERY_MS {
-            self.notices_seen_at = now;
+        if now.since(self.swept_at) >= SWEEP_EVERY_MS {
+            self.swept_at = now;
+            self.registry.prune(now, out);
             self.notices.prune(now, out);
         }
     }

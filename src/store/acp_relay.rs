@@ -78,10 +78,7 @@ impl RelayDisk {
     ///
     /// # Errors
     /// [`StoreError`]; then nothing has changed.
-    pub fn reopen(
-        &self,
-        take: impl FnMut(Record) -> Result<(), String>,
-    ) -> Result<(), StoreError> {
+    pub fn reopen(&self, take: impl FnMut(Record) -> Result<(), String>) -> Result<(), StoreError> {
         let mut slot = self.database.write();
         *slot = None;
         // Never another one in its place.

@@ -150,9 +150,8 @@ impl Mailboxes {
             return Ok(());
         }
         let strangers = mailbox.senders.iter().filter(|(who, _)| !self.contacts.knows(to, **who));
-        let (count, all) = strangers.fold((1, bytes), |(count, all), (_, share)| {
-            (count + share.count, all + share.bytes)
-        });
+        let (count, all) = strangers
+            .fold((1, bytes), |(count, all), (_, share)| (count + share.count, all + share.bytes));
         if count > half.0 || all > half.1 {
             let text = "the half of the mailbox that is open to everybody is full";
             return Err(full(text));
@@ -284,7 +283,9 @@ impl Mailboxes {
     pub(super) fn restore(&mut self, record: Record) {
         match record {
             Record::Next { cursor } => self.begin_at(cursor),
-            Record::Envelope { cursor, to, from, id, digest, bytes, until, known_until, .. } => {
+            Record::Envelope {
+                cursor, to, from, id, digest, bytes, until, known_until, ..
+            } => {
                 self.hold(cursor, Held { to, from, id, bytes, until });
                 self.known.insert(id, Known { digest, cursor, until: known_until });
                 self.begin_at(cursor.saturating_add(1));

@@ -21,8 +21,6 @@ pub const MAX_CARD: usize = 16 * 1024;
 const MAX_CARD_BYTES: usize = 64 * 1024 * 1024;
 /// Cards looked at for one page of a filtered list; the next page goes on behind them.
 const MAX_LOOK: usize = 10_000;
-/// Cards that leave in one go.
-const MAX_PRUNE: usize = 1_024;
 
 #[derive(Debug)]
 struct Listed {
@@ -38,8 +36,7 @@ impl Listed {
 
     fn is_shown(&self, revocations: &RevocationRegistry, now: UnixMillis) -> bool {
         let (kind, id) = (RevocationTarget::Card, self.card.card_id.as_str());
-        !self.card.expires_at.is_over(now)
-            && !revocations.is_revoked(self.card.did, kind, id, now)
+        !self.card.expires_at.is_over(now) && !revocations.is_revoked(self.card.did, kind, id, now)
     }
 }
 
@@ -145,19 +142,16 @@ impl Registry {
         listing
     }
 
+    /// Forgets cards that no older one can come after. Goes through all of them: not for every request.
     pub(super) fn prune(&mut self, now: UnixMillis, out: &mut Vec<Record>) {
-        let over: Vec<Who> = self
-            .cards
-            .iter()
-            .filter(|(_, listed)| now >= listed.until())
-            .map(|(who, _)| *who)
-            .take(MAX_PRUNE)
-            .collect();
-        for who in over {
-            if let Some(listed) = self.cards.remove(&who) {
-                self.bytes -= listed.json.len();
-                out.push(Record::CardGone { who });
+        let bytes = &mut self.bytes;
+        self.cards.retain(|who, listed| {
+            let kept = now < listed.until();
+            if !kept {
+                *bytes -= listed.json.len();
+                out.push(Record::CardGone { who: *who });
             }
-        }
+            kept
+        });
     }
 }

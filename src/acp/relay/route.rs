@@ -264,7 +264,8 @@ mod tests {
             assert_eq!(target.route.name(), name);
             assert_eq!(target.auth.is_some(), query.contains("auth="));
         }
-        let target = find("GET", &format!("/v1/mailboxes/{BOB}/envelopes"), "after=00000000000000ff");
+        let target =
+            find("GET", &format!("/v1/mailboxes/{BOB}/envelopes"), "after=00000000000000ff");
         let did = Did::parse(BOB).unwrap();
         let route = Route::Receive { did, after: Some(Cursor(255)), limit: 100, wait_ms: 0 };
         assert_eq!(target.unwrap().route, route);
@@ -307,6 +308,9 @@ mod tests {
         }
         assert!(find("GET", &mailbox, "auth=a&auth=a&&").is_ok());
         assert_eq!(code("GET", "/v1/health", "auth=a"), "UNKNOWN_MEMBER");
-        assert_eq!(code("GET", "/v1/registry", &format!("skill={}", "a".repeat(9000))), "TOO_LARGE");
+        assert_eq!(
+            code("GET", "/v1/registry", &format!("skill={}", "a".repeat(9000))),
+            "TOO_LARGE"
+        );
     }
 }
