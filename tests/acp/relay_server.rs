@@ -681,6 +681,65 @@ async fn a_relay_that_cannot_store_says_so_and_goes_on_when_it_can() {
 }
 
 #[tokio::test]
+async fn with_a_certificate_it_speaks_tls_and_is_called_https() {
+    let home = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (chain, key) = (home.path().join("chain.pem"), home.path().join("key.pem"));
+    std::fs::write(&chain, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let mut options = options(&home.path().join("state"));
+    options.tls = Some((chain, home.path().join("none.pem")));
+    assert_eq!(bind(options.clone()).err().unwrap().code(), "certificate_unusable");
+    options.tls = options.tls.map(|(chain, _)| (chain, key));
+    let server = start_with(options);
+    assert_eq!(server.origin, format!("https://{}", server.address));
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let mut stream = connector.connect(name, server.connect().await).await.unwrap();
+    let bearer = server.bearer(&person(2), "receive", 1);
+    let target = format!("/v1/mailboxes/{}/envelopes", person(2).did);
+    let head = server.head("GET", &target, &[("Authorization", &bearer), ("Connection", "close")]);
+    stream.write_all(format!("{head}\r\n").as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = timeout(HANG, stream.read_to_end(&mut answer)).await.expect("an end");
+    assert!(answer.starts_with(b"HTTP/1.1 200"));
+    server.end().await;
+}
+
+#[tokio::test]
+async fn a_mailbox_has_so_many_readers_and_their_places_come_back() {
+    let home = tempfile::tempdir().unwrap();
+    let server = start(home.path(), |_| {});
+    let bob = person(2);
+    let mut open = Vec::new();
+    for nonce in 0..16 {
+        let mut events = server.events(&bob, nonce, None).await;
+        assert!(events.until(":\n\n").await);
+        open.push(events);
+    }
+    let over = server.poll(&bob, "", 20).await;
+    assert_eq!((over.status, over.code()), (429, "RATE_LIMITED".into()));
+    assert_eq!(server.poll(&person(3), "", 20).await.status, 200);
+    open.clear();
+    for nonce in 21.. {
+        // The relay sees sooner or later that they have gone.
+        if server.poll(&bob, "", nonce).await.status == 200 {
+            break;
+        }
+        assert!(nonce < 500, "no place came back");
+    }
+    server.end().await;
+}
+
+#[tokio::test]
 async fn a_store_that_is_none_is_refused_and_left() {
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("relay.redb"), b"something else").unwrap();

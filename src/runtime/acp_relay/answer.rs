@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
@@ -32,11 +33,10 @@ use crate::acp::value::{Members, read_bytes};
 use crate::runtime::clock::unix_now;
 use crate::runtime::http::{forwarded_for, host_is_ours, websocket_accept};
 
-/// Bytes of envelopes in one answer to a poll, behind the first.
-const POLL_BYTES: u64 = 4 << 20;
-/// Envelopes that a stream or socket fetches at once, and their bytes behind the first: a slow reader
-/// must not hold much.
-const STREAM_PAGE: (usize, u64) = (16, 256 << 10);
+/// Bytes of envelopes in one answer to a poll, beside the first: a slow reader must not hold much.
+const POLL_BYTES: u64 = 1 << 20;
+/// Envelopes that a stream or socket fetches at once, and their bytes beside the first.
+const STREAM_PAGE: (usize, u64) = (16, 64 << 10);
 /// Bytes of `{"upTo": …}`.
 const MAX_ACK: usize = 1024;
 
@@ -262,11 +262,14 @@ impl Asking {
         wait_ms: u64,
     ) -> Result<Answer, Fault> {
         let mut feed = Feed::open(&self.shared.desk, did, after, (limit, POLL_BYTES))?;
-        let page = tokio::select! {
-            page = feed.next() => page?,
-            () = sleep(std::time::Duration::from_millis(wait_ms)) => feed.page().await?,
-            () = self.shared.stop.cancelled() => Page::new(),
-        };
+        let mut page = feed.page().await?;
+        if page.is_empty() && wait_ms > 0 {
+            page = tokio::select! {
+                page = feed.next() => page?,
+                () = sleep(Duration::from_millis(wait_ms)) => Page::new(),
+                () = self.shared.stop.cancelled() => Page::new(),
+            };
+        }
         let next =
             page.last().map(|(cursor, _)| *cursor).or(after).map(|cursor| cursor.to_string());
         let mut body = b"{\"envelopes\":[".to_vec();
@@ -304,6 +307,8 @@ impl Asking {
         let events = stream::events(feed, ends, self.shared.stop.clone());
         let mut answer = text(StatusCode::OK, "text/event-stream", Bytes::new());
         *answer.body_mut() = StreamBody::new(events).boxed_unsync();
+        // Its end is the connection's: the place is free for others.
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         Ok(answer)
     }
 
