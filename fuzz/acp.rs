@@ -9,6 +9,7 @@ use commsd::acp::envelope::MAX_ENVELOPE;
 use commsd::acp::invite::{invite_text, read_invite};
 use commsd::acp::json::{MAX_DEPTH, MAX_SAFE_INTEGER, canonical, parse};
 use commsd::acp::objects::{self, Envelope, Resource};
+use commsd::acp::relay::{Cursor, auth, route};
 use commsd::acp::sign::Signed as _;
 use commsd::acp::value::{Digest, Read, read_bytes};
 use commsd::codec::time::UnixMillis;
@@ -20,13 +21,14 @@ pub type Target = fn(&[u8]);
 
 /// All targets by name.
 #[allow(dead_code, reason = "each fuzz target uses one of them")]
-pub const ALL: [(&str, Target); 6] = [
+pub const ALL: [(&str, Target); 7] = [
     ("acp_json", acp_json),
     ("acp_did", acp_did),
     ("acp_resource", acp_resource),
     ("acp_object", acp_object),
     ("acp_jsonl", acp_jsonl),
     ("acp_text", acp_text),
+    ("acp_relay", acp_relay),
 ];
 
 const MAX: usize = 1 << 20;
@@ -195,5 +197,36 @@ pub fn acp_text(bytes: &[u8]) {
         assert_eq!(Endpoint::parse(text, lax).unwrap(), endpoint);
         let origin = Endpoint::parse(&endpoint.origin(), lax).unwrap();
         assert_eq!((origin.host, origin.port), (endpoint.host, endpoint.port));
+    }
+}
+
+/// What a relay reads of a stranger's request: method, path, query and token, a line each.
+#[allow(dead_code, reason = "each fuzz target uses one of them")]
+pub fn acp_relay(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let mut lines = text.splitn(4, '\n');
+    let mut line = || lines.next().unwrap_or_default();
+    let (method, path, query, token) = (line(), line(), line(), line());
+    if let Ok(target) = route::find(method, path, query) {
+        let known = ["GET", "POST", "PUT", "DELETE"];
+        assert!(known.contains(&method) && path.starts_with("/v1/"), "{method} {path}");
+        // Only mailboxes take a token, and limits hold whatever is asked for.
+        assert!(target.auth.is_none() || path.starts_with("/v1/mailboxes/"));
+        if let route::Route::Receive { limit, wait_ms, .. } = target.route {
+            assert!((1..=route::MAX_PAGE).contains(&limit) && wait_ms <= route::MAX_WAIT_MS);
+        }
+    }
+    if let Ok(cursor) = Cursor::parse(query) {
+        assert_eq!(cursor.to_string(), query);
+    }
+    if let Ok(read) = auth::parse(token) {
+        // One text only is a token.
+        let json = canonical(&read).unwrap();
+        assert_eq!(data_encoding::BASE64URL_NOPAD.encode(&json), token);
+        let now = read.issued_at.millis();
+        let audiences = [read.audience.to_string()];
+        let _checked = auth::check(token, read.did, read.action, &audiences, now);
+        let late = UnixMillis(now.0 + auth::WINDOW_MS + 1);
+        assert!(auth::check(token, read.did, read.action, &audiences, late).is_err());
     }
 }

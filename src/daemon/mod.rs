@@ -2,6 +2,7 @@
 //! signals that end it. `owner` is the one task that holds the state; the other rooms serve it.
 
 pub mod acp;
+pub mod acp_relay;
 pub mod config;
 mod health;
 mod hooks;

@@ -343,7 +343,7 @@ fn compact(database: &mut Database, path: &Path, bytes: usize) -> Option<(u64, u
     Some((before, size()?))
 }
 
-fn builder() -> Builder {
+pub(super) fn builder() -> Builder {
     let mut builder = Builder::new();
     builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
     builder
@@ -394,7 +394,7 @@ pub(super) fn meta(database: &Database, path: &Path, name: &str) -> Result<u64, 
     value.map(|value| value.value()).ok_or_else(|| corrupt(path, format!("it has no {name}")))
 }
 
-fn set_meta(
+pub(super) fn set_meta(
     transaction: &WriteTransaction,
     path: &Path,
     name: &str,
@@ -509,7 +509,7 @@ pub(super) fn storage_failed(path: &Path, error: StorageError) -> StoreError {
     }
 }
 
-fn database_failed(path: &Path, error: DatabaseError) -> StoreError {
+pub(super) fn database_failed(path: &Path, error: DatabaseError) -> StoreError {
     match error {
         DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
             StoreError::Locked { path: path.to_owned() }

@@ -4,9 +4,11 @@
 //! This module holds the trait, the engine on disk (`disk`) with the thread that commits for
 //! everybody at once (`committer`), the engine that keeps everything in memory (`--ephemeral` and
 //! tests) and, in `faulty`, the twin with which tests make storage slow, failing and forgetful.
-//! `change` alone knows what a record is found by; nothing here knows what it is for. `owner` keeps
-//! what an owner of the Agent Collaboration Protocol asks for, in a file of its own.
+//! `change` alone knows what a record is found by; nothing here knows what it is for. `acp_relay`
+//! and `owner` keep the records of a relay and of an owner of the Agent Collaboration Protocol, each
+//! in a file of its own.
 
+pub mod acp_relay;
 mod change;
 mod committer;
 mod disk;

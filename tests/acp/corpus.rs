@@ -52,7 +52,7 @@ fn every_target_holds_near_its_corpus() {
 /// A corpus of inputs that are all refused at the door would show nothing.
 #[test]
 fn corpora_reach_behind_the_door() {
-    use commsd::acp::{audit, did, endpoint, invite, json, objects};
+    use commsd::acp::{audit, did, endpoint, invite, json, objects, relay};
     let passes = |target: &str, judge: &dyn Fn(&[u8]) -> bool| {
         let files = corpus(target);
         let passed = files.iter().filter(|file| judge(&std::fs::read(file).unwrap())).count();
@@ -73,5 +73,14 @@ fn corpora_reach_behind_the_door() {
     passes("acp_text", &|bytes| invite::read_invite(&text(bytes)).is_ok());
     passes("acp_text", &|bytes| {
         endpoint::Endpoint::parse(&text(bytes), endpoint::EndpointPolicy::default()).is_ok()
+    });
+    let parts =
+        |bytes: &[u8]| -> Vec<String> { text(bytes).splitn(4, '\n').map(str::to_owned).collect() };
+    passes("acp_relay", &|bytes| match parts(bytes).as_slice() {
+        [method, path, query, _] => relay::route::find(method, path, query).is_ok(),
+        _ => false,
+    });
+    passes("acp_relay", &|bytes| {
+        parts(bytes).last().is_some_and(|token| relay::auth::parse(token).is_ok())
     });
 }
