@@ -95,7 +95,8 @@ struct Open {
 impl Open {
     async fn new(options: OfficeOptions) -> Result<Self, OfficeError> {
         let stop = CancellationToken::new();
-        let (office, task) = options.open(stop.clone()).await?;
+        let transports = options.transports()?;
+        let (office, task) = options.open(transports, stop.clone()).await?;
         Ok(Self { office, task, stop })
     }
 

@@ -7,6 +7,7 @@
 
 mod audit;
 pub mod delegation;
+pub mod demo;
 mod office;
 pub mod orders;
 mod outbox;
@@ -19,7 +20,7 @@ pub mod worker;
 
 use std::path::PathBuf;
 
-use crate::acp::code::Error;
+use crate::acp::code::{Code, Error};
 use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::EntropyError;
 use crate::runtime::adapter::AdapterError;
@@ -95,6 +96,35 @@ impl OfficeError {
             Self::Entropy(error) => error.code(),
             Self::Task(_) => "acp_task",
             Self::Closed => "acp_closed",
+        }
+    }
+
+    /// Whether other arguments would mend it.
+    #[must_use]
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Key { .. } | Self::Adapter(_) => true,
+            Self::Protocol(error) => error.code() == Code::EndpointBlocked,
+            Self::Store(error) => error.is_configuration(),
+            _ => false,
+        }
+    }
+
+    /// What to do about it, where there is something to say.
+    #[must_use]
+    pub fn todo(&self) -> Option<&'static str> {
+        match self {
+            Self::Store(StoreError::Locked { .. }) => Some(
+                "another process works with this key; end it, or ask it with acp tasks, task, cancel \
+                 and approvals",
+            ),
+            Self::Store(error) => Some(error.todo()),
+            Self::Audit { .. } => {
+                Some("name a path where nothing is, in a directory that you may write to")
+            }
+            Self::State { .. } => Some("choose another directory with --state-dir"),
+            Self::Key { .. } => Some("make one with acp keygen FILE"),
+            _ => None,
         }
     }
 }

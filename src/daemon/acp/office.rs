@@ -15,7 +15,7 @@ use super::{OfficeError, OfficeTask, Transports, tools::Toolbox};
 use crate::acp::code::{Code, Error, Result as AcpResult};
 use crate::acp::did::Did;
 use crate::acp::objects::ToolCall;
-use crate::acp::owner::{Action, Note, Noted, Outcome, Owner, Question, Route};
+use crate::acp::owner::{Action, Note, Noted, Outcome, Owner, Question, Route, ToolRequest};
 use crate::acp::run::{Progress, Ran};
 use crate::acp::value::Digest;
 use crate::codec::time::UnixMillis;
@@ -105,6 +105,7 @@ pub struct Office {
     told: broadcast::Sender<Told>,
     did: Did,
     outbox: Outbox,
+    tools: Arc<Toolbox>,
 }
 
 impl Office {
@@ -169,6 +170,26 @@ impl Office {
         told.await.map_err(|_| closed())
     }
 
+    /// Uses a tool of the requester's for the work of a task, and waits for its answer.
+    ///
+    /// # Errors
+    /// The requester's refusal, and as [`Self::act`].
+    pub async fn use_tool(
+        &self,
+        task: Digest,
+        request: ToolRequest,
+    ) -> AcpResult<serde_json::Value> {
+        let tools = Arc::clone(&self.tools);
+        let answer = self
+            .act(move |owner, now, entropy| {
+                let (call, out) = owner.request_tool(&task, request, now, entropy)?;
+                // Before the call leaves, so that no answer is too early.
+                Ok((tools.wait(task, call), out))
+            })
+            .await?;
+        answer.await.map_err(|_| closed())?
+    }
+
     /// Waits until everything that was to be sent has been taken by a relay or a peer, or given up.
     pub async fn flushed(&self) {
         self.outbox.flushed().await;
@@ -197,13 +218,19 @@ pub fn open(
     let (inputs, waiting) = mpsc::channel(MAX_WAITING);
     let told = broadcast::Sender::new(MAX_TOLD);
     let outbox = Outbox::new(furnishing.transports.clone(), told.clone(), stop.clone());
-    let office = Office { inputs: inputs.clone(), told, did: furnishing.owner.did(), outbox };
+    let office = Office {
+        inputs: inputs.clone(),
+        told,
+        did: furnishing.owner.did(),
+        outbox,
+        tools: Arc::clone(&tools),
+    };
     let desk = Desk {
         owner: furnishing.owner,
         store: Some(furnishing.store),
         adapter: furnishing.adapter.map(Arc::new),
         work_dir: furnishing.work_dir,
-        tools: Arc::new(furnishing.tools),
+        tools,
         audit: Some(furnishing.audit),
         entropy,
         runs: BTreeMap::new(),

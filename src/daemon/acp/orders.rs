@@ -126,9 +126,61 @@ fn sandbox(given: Option<&Value>) -> Result<SandboxPolicy> {
     SandboxPolicy::read(over(json!(default), given)?)
 }
 
+/// Whether results of this schema may hold text that nothing bounds: workers will not agree on it byte
+/// for byte (design 13).
+#[must_use]
+pub fn has_free_text(schema: &Value) -> bool {
+    match schema {
+        Value::Bool(any) => *any,
+        Value::Object(members) => {
+            let bounded =
+                ["enum", "const", "pattern"].iter().any(|name| members.contains_key(*name));
+            let kind = members.get("type");
+            let text = kind.is_none_or(|kind| {
+                kind == "string"
+                    || kind.as_array().is_some_and(|kinds| kinds.contains(&"string".into()))
+            });
+            let shape = ["properties", "items", "prefixItems", "anyOf", "oneOf", "allOf", "$ref"]
+                .iter()
+                .any(|name| members.contains_key(*name));
+            let inner = members.iter().any(|(name, value)| match (name.as_str(), value) {
+                ("properties" | "$defs", Value::Object(all)) => all.values().any(has_free_text),
+                ("anyOf" | "oneOf" | "allOf" | "prefixItems", Value::Array(all)) => {
+                    all.iter().any(has_free_text)
+                }
+                ("items", item) => has_free_text(item),
+                _ => false,
+            });
+            !bounded && (inner || (text && !shape))
+        }
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn free_text_is_noticed() {
+        for free in [
+            json!(true),
+            json!({}),
+            json!({ "type": "string" }),
+            json!({ "properties": { "a": { "type": ["string", "null"] } } }),
+            json!({ "type": "array", "items": { "type": "string" } }),
+        ] {
+            assert!(has_free_text(&free), "{free}");
+        }
+        for narrow in [
+            json!({ "type": "integer" }),
+            json!({ "enum": ["a", "b"] }),
+            json!({ "type": "object", "properties": { "a": { "type": "string", "enum": ["x"] } } }),
+            json!({ "type": "array", "items": { "type": "integer" } }),
+        ] {
+            assert!(!has_free_text(&narrow), "{narrow}");
+        }
+    }
 
     #[test]
     fn what_is_left_out_has_a_default_and_what_is_named_holds() {

@@ -111,17 +111,7 @@ impl Service {
             // It goes on; `task_status` tells.
             Err(_) => begun.standing().ok_or_else(too_slow)?,
         };
-        let task = standing.task;
-        let audit = self.office.look(move |owner| delegation::audit(owner, &task)).await?;
-        let mut answer = shown(&standing);
-        if let Some(members) = answer.as_object_mut() {
-            members.insert("deliverable".into(), json!(standing.output));
-            members.insert(
-                "audit".into(),
-                json!({ "status": audit.status, "head": audit.head, "entries": audit.entries }),
-            );
-        }
-        Ok(answer)
+        delegated(&self.office, &standing).await
     }
 
     async fn delegate_multi(&self, call: DelegateMulti, watcher: &dyn Watcher) -> Result<Value> {
@@ -329,6 +319,22 @@ impl Watcher for BegunBy<'_> {
     }
 }
 
+/// What came of a delegation: how it stands, its result, its audit.
+///
+/// # Errors
+/// `UNKNOWN_TASK`.
+pub async fn delegated(office: &Office, standing: &Standing) -> Result<Value> {
+    let task = standing.task;
+    let audit = office.look(move |owner| delegation::audit(owner, &task)).await?;
+    let mut answer = shown(standing);
+    if let Some(members) = answer.as_object_mut() {
+        members.insert("deliverable".into(), json!(standing.output));
+        let audit = json!({ "status": audit.status, "head": audit.head, "entries": audit.entries });
+        members.insert("audit".into(), audit);
+    }
+    Ok(answer)
+}
+
 /// A task in a list.
 fn shown(standing: &Standing) -> Value {
     let failure = standing.failure.as_ref();
@@ -346,7 +352,8 @@ fn shown(standing: &Standing) -> Value {
 }
 
 /// A task by itself.
-fn detailed(standing: &Standing) -> Value {
+#[must_use]
+pub fn detailed(standing: &Standing) -> Value {
     let mut task = shown(standing);
     if let Some(members) = task.as_object_mut() {
         members.insert("usage".into(), json!(standing.usage));

@@ -135,24 +135,15 @@ impl OfficeOptions {
                 (Some(adapter), Some(profile))
             }
         };
-        let transports = Transports::new(
-            self.key.clone(),
-            self.relays,
-            self.endpoints,
-            self.form,
-            self.local,
-            self.mesh,
-        )
-        .map_err(|error| Error::new(error.code(), error.message()))?;
         let (store, kept) = OwnerStore::open(&dir)?;
         let now = unix_now();
         let policy = ask_policy(self.key.did(), &self.auto, now);
         let mut owner = Owner::new(self.key.clone(), None, policy, profile);
+        owner.admit(self.admission);
         owner.restore(kept.records, kept.secrets, now)?;
         let audit = AuditFiles::open(self.audit, &dir, self.key, &owner)?;
         let tools = Toolbox::new(self.tools)?;
-        let furnishing = Furnishing { owner, store, adapter, work_dir, transports, tools, audit };
-        Ok((furnishing, self.admission))
+        Ok(Furnishing { owner, store, adapter, work_dir, transports, tools, audit })
     }
 }
 

@@ -1,0 +1,264 @@
+//! `acp delegate`.
+
+use std::io::Read as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::terminal::{Terminal, say};
+use super::worker::{audit_plan, serve_at};
+use super::{Place, Surroundings, form, protocol, stop_signals};
+use crate::acp::json::{canonical, parse};
+use crate::acp::owner::Order;
+use crate::acp::value::{Name, Time};
+use crate::api::acp::{AcpCall, Combine, DelegateMulti, DelegateTask, Work};
+use crate::api::types::ApiError;
+use crate::cli::acp::args::{DelegateArgs, Multi};
+use crate::cli::acp::{Failure, files};
+use crate::cli::{exit, output};
+use crate::daemon::acp::delegation;
+use crate::daemon::acp::service::{self, Service};
+use crate::daemon::acp::{Office, OfficeError, orders, owner_dir};
+use crate::runtime::clock::unix_now;
+
+/// Bytes of an input or a schema on the command line or in a file.
+const MAX_JSON: usize = 2 << 20;
+
+/// The exit code of a command that a signal ended.
+const INTERRUPTED: u8 = 130;
+
+pub(super) fn run(
+    args: &DelegateArgs,
+    place: &Place,
+    around: &Surroundings<'_>,
+) -> Result<ExitCode, Failure> {
+    check(args)?;
+    let work = work(args)?;
+    if let Some(out) = &args.out
+        && out.symlink_metadata().is_ok()
+    {
+        return Err(files::FileError::Exists { path: out.clone() }.into());
+    }
+    match &args.key {
+        Some(key) => here(args, work, key, place),
+        None => by_daemon(args, work, place, around),
+    }
+}
+
+fn usage(text: impl Into<String>, todo: &str) -> Failure {
+    Failure { error: ApiError::new("usage", text, todo), exit: exit::USAGE }
+}
+
+fn check(args: &DelegateArgs) -> Result<(), Failure> {
+    match (args.multi, args.to.len()) {
+        (None, 1) => Ok(()),
+        (None, _) => Err(usage(
+            "more than one worker, and nothing says how their results are combined",
+            "add --multi race or --multi quorum, or name one worker",
+        )),
+        (Some(_), 2..=16) => Ok(()),
+        (Some(_), _) => Err(usage("--multi takes 2 to 16 workers", "repeat --to for each worker")),
+    }
+}
+
+/// JSON in place, in a file (`@FILE`), or on stdin (`-`).
+fn read_json(name: &str, text: &str) -> Result<Value, Failure> {
+    let bytes = match text.strip_prefix('@') {
+        Some(path) => files::read(Path::new(path), MAX_JSON)?,
+        None if text == "-" => {
+            let mut bytes = zeroize::Zeroizing::new(Vec::new());
+            let limit = u64::try_from(MAX_JSON).unwrap_or(u64::MAX).saturating_add(1);
+            let read = std::io::stdin().lock().take(limit).read_to_end(&mut bytes);
+            read.map_err(|error| usage(format!("stdin cannot be read: {error}"), "give JSON"))?;
+            bytes
+        }
+        None => text.as_bytes().to_vec().into(),
+    };
+    parse(&bytes, MAX_JSON).map_err(|error| {
+        let text = format!("{name} is no JSON: {error}");
+        usage(text, "quote it for the shell, or put it into a file and give @FILE")
+    })
+}
+
+fn work(args: &DelegateArgs) -> Result<Work, Failure> {
+    let deadline = u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX);
+    let budget = args.budget.as_deref().map(|text| read_json("--budget", text)).transpose()?;
+    let work = Work {
+        relay: args.relay.clone(),
+        title: (*args.title).to_owned(),
+        description: (*args.description).to_owned(),
+        input: read_json("--input", &args.input)?,
+        input_schema: Some(read_json("--input-schema", &args.input_schema)?),
+        output_schema: Some(read_json("--output-schema", &args.output_schema)?),
+        deadline_at: Some(Time::from(unix_now().plus(deadline)).to_string()),
+        budget,
+        sandbox_policy: args.isolation.map(|level| json!({ "isolation": level })),
+        auto_approve: args.auto_approve,
+        wait_ms: None,
+    };
+    if args.multi == Some(Multi::Quorum)
+        && work.output_schema.as_ref().is_some_and(orders::has_free_text)
+    {
+        say("note: the output schema allows free text, which never agrees byte for byte; enums and \
+             integers do");
+    }
+    Ok(work)
+}
+
+fn combine(args: &DelegateArgs) -> Option<Combine> {
+    args.multi.map(|multi| match multi {
+        Multi::Race => Combine::Race,
+        Multi::Quorum => Combine::Quorum,
+    })
+}
+
+/// Through the daemon, which goes on with the task whatever becomes of this command.
+fn by_daemon(
+    args: &DelegateArgs,
+    work: Work,
+    place: &Place,
+    around: &Surroundings<'_>,
+) -> Result<ExitCode, Failure> {
+    if args.audit.is_some() {
+        return Err(usage(
+            "--audit goes with --key",
+            "the daemon keeps its tasks' logs; write one with: commsd acp audit-export --task ID OUT",
+        ));
+    }
+    let work = Work { wait_ms: Some(crate::api::acp::MAX_WAIT_MS), ..work };
+    let call = match combine(args) {
+        None => AcpCall::DelegateTask(DelegateTask {
+            to: args.to.first().cloned().unwrap_or_default(),
+            work,
+        }),
+        Some(mode) => AcpCall::DelegateMulti(DelegateMulti {
+            workers: args.to.clone(),
+            mode,
+            quorum_size: args.quorum_size.map(|size| u64::from(size.get())),
+            work,
+        }),
+    };
+    let answer = (around.daemon)(&call)
+        .map_err(|error| Failure { exit: super::calls::daemon_exit(&error), error })?;
+    conclude(args, place, &answer)
+}
+
+fn here(
+    args: &DelegateArgs,
+    work: Work,
+    key: &Path,
+    place: &Place,
+) -> Result<ExitCode, Failure> {
+    let mut options = place.office(key)?;
+    options.relays = args.relay.iter().cloned().collect();
+    options.endpoints = args.access.policy();
+    options.form = form(args.receive);
+    options.audit = audit_plan(args.audit.clone());
+    if let Some(path) = &options.audit.file
+        && path.symlink_metadata().is_ok()
+    {
+        return Err(files::FileError::Exists { path: path.clone() }.into());
+    }
+    place.block_on(async {
+        let cancel = stop_signals()?;
+        let stop = CancellationToken::new();
+        let dir = owner_dir(&place.state_dir, options.key.did());
+        let transports = options.transports()?;
+        let (office, task) = options.open(transports.clone(), stop.clone()).await?;
+        let service =
+            Service { office: office.clone(), transports, name: Name::lossy("a requester") };
+        serve_at(&dir, service, &stop);
+        let terminal = if args.auto_approve {
+            Terminal::silent(key.to_owned(), args.progress)
+        } else {
+            Terminal::new(&office, key.to_owned(), args.progress)
+        };
+        let done = delegate(args, work, &office, &terminal, &cancel).await;
+        stop.cancel();
+        drop(office);
+        let ended = task.await.map_err(OfficeError::from)?;
+        let answer = done.map_err(protocol)?;
+        ended?;
+        let code = conclude(args, place, &answer)?;
+        Ok(if cancel.is_cancelled() { ExitCode::from(INTERRUPTED) } else { code })
+    })
+}
+
+async fn delegate(
+    args: &DelegateArgs,
+    work: Work,
+    office: &Office,
+    terminal: &Terminal,
+    cancel: &CancellationToken,
+) -> crate::acp::code::Result<Value> {
+    let relays: Vec<String> = args.relay.iter().cloned().collect();
+    let to = args.to.clone();
+    let orders: Vec<Order> = office
+        .look(move |owner| {
+            let now = unix_now();
+            let named = to.iter().map(|to| {
+                orders::order(&work, orders::worker(owner, to, &relays, now)?, now)
+            });
+            named.collect()
+        })
+        .await?;
+    let Some(mode) = combine(args) else {
+        let Some(order) = orders.into_iter().next() else { return Ok(Value::Null) };
+        let standing = delegation::delegate(office, order, terminal, cancel).await?;
+        return service::delegated(office, &standing).await;
+    };
+    let quorum = (mode == Combine::Quorum).then(|| {
+        let size = args.quorum_size.map(|size| usize::from(size.get()));
+        size.unwrap_or_else(|| delegation::default_quorum(orders.len()))
+    });
+    let result =
+        delegation::delegate_group(office, orders, quorum, terminal, cancel).await?;
+    Ok(service::group(&result, mode))
+}
+
+/// Prints what came of it, writes the result, and says by the exit code whether it is good.
+fn conclude(args: &DelegateArgs, place: &Place, answer: &Value) -> Result<ExitCode, Failure> {
+    let status = answer.get("status").and_then(Value::as_str).unwrap_or_default();
+    let settled = status == "SETTLED";
+    let deliverable = answer.get("deliverable").filter(|value| !value.is_null());
+    if let (Some(out), Some(deliverable), true) = (&args.out, deliverable, settled) {
+        let mut bytes = canonical(deliverable).map_err(protocol)?;
+        bytes.push(b'\n');
+        files::create(out, &bytes)?;
+    }
+    if place.json {
+        output::print(&output::json_line(answer));
+    } else {
+        output::print(&text(answer, args.out.is_none()));
+    }
+    Ok(ExitCode::from(if settled { 0 } else { exit::FAILED }))
+}
+
+/// What came of it, for people.
+fn text(answer: &Value, with_result: bool) -> String {
+    let word = |value: &Value, name: &str| {
+        output::printable(value.get(name).and_then(Value::as_str).unwrap_or_default())
+    };
+    let mut lines = vec![format!("{} {}", word(answer, "status"), word(answer, "taskId"))];
+    if let Some(failure) = answer.get("failure").filter(|failure| !failure.is_null()) {
+        lines.push(format!("{}: {}", word(failure, "code"), word(failure, "message")));
+    }
+    if let Some(audit) = answer.get("audit").filter(|audit| !audit.is_null()) {
+        let entries = audit.get("entries").and_then(Value::as_u64).unwrap_or_default();
+        let head = word(audit, "head");
+        lines.push(format!("audit {} {entries} entries, head {head}", word(audit, "status")));
+    }
+    for task in answer.get("receipts").and_then(Value::as_array).into_iter().flatten() {
+        let (status, peer) = (word(task, "status"), word(task, "peer"));
+        lines.push(format!("  {} {status} {peer}", word(task, "taskId")));
+    }
+    if let Some(result) = answer.get("deliverable").filter(|value| with_result && !value.is_null())
+    {
+        // JSON has escapes for control characters of its own; the rest of Unicode is made harmless.
+        let result = serde_json::to_string_pretty(result).unwrap_or_default();
+        lines.extend(result.lines().map(output::printable));
+    }
+    lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
+}

@@ -1,0 +1,143 @@
+//! The commands that need an office: with `--key` in this process (decision 53), without it through
+//! the daemon's local API. What an office does is `daemon::acp`'s; here are arguments, questions to
+//! the person at the terminal, and what is printed.
+
+mod calls;
+mod delegate;
+mod demo;
+mod terminal;
+mod worker;
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use super::{Failure, Hosted, HostedCommand};
+use crate::acp::code::{Code, Error};
+use crate::api::acp::AcpCall;
+use crate::api::types::ApiError;
+use crate::cli::{exit, output};
+use crate::daemon::acp::{OfficeError, OfficeOptions, read_key};
+use crate::daemon::config::LogFormat;
+use crate::daemon::{logging, watch_signals};
+use crate::runtime::acp_transport::Form;
+
+use super::args::ReceiveForm;
+
+/// Threads of an office in this process: its own work, and what goes on beside it.
+const THREADS: usize = 2;
+
+/// Where things are, and how the daemon is asked.
+pub struct Surroundings<'a> {
+    /// Where owners have their directories, unless `--state-dir` says otherwise.
+    pub state_dir: PathBuf,
+    /// Asks the daemon.
+    pub daemon: &'a dyn Fn(&AcpCall) -> Result<Value, ApiError>,
+}
+
+/// Does a hosted command. `relay start` is `main`'s.
+#[must_use]
+pub fn run(hosted: Hosted, around: &Surroundings<'_>, json: bool) -> ExitCode {
+    let state_dir = hosted.state_dir.clone().unwrap_or_else(|| around.state_dir.clone());
+    let place = Place { state_dir, verbose: hosted.verbose, json };
+    let done = match hosted.command {
+        HostedCommand::RelayStart(_) => Ok(ExitCode::SUCCESS),
+        HostedCommand::WorkerStart(args) => worker::run(&args, &place),
+        HostedCommand::Delegate(args) => delegate::run(&args, &place, around),
+        HostedCommand::Demo(audit_dir) => demo::run(audit_dir.as_deref(), &place),
+        HostedCommand::McpServer(args) => calls::mcp_server(&args, &place, around),
+        HostedCommand::InviteCreate(args) => calls::invite(&args, &place, around),
+        HostedCommand::Revoke(args) => calls::revoke(&args, &place, around),
+        HostedCommand::Tasks(args) => calls::tasks(&args, &place, around),
+        HostedCommand::Task(args) => calls::task(&args, &place, around),
+        HostedCommand::Cancel(args) => calls::cancel(&args, &place, around),
+        HostedCommand::Approvals(command) => calls::approvals(&command, &place, around),
+    };
+    match done {
+        Ok(code) => code,
+        Err(Failure { error, exit }) => output::report(&error, json, exit),
+    }
+}
+
+/// Where and how a command works.
+struct Place {
+    state_dir: PathBuf,
+    verbose: u8,
+    json: bool,
+}
+
+impl Place {
+    /// Options of the office of `key`.
+    fn office(&self, key: &Path) -> Result<OfficeOptions, Failure> {
+        Ok(OfficeOptions::new(read_key(key)?, self.state_dir.clone()))
+    }
+
+    /// Runs an office's life in this process. Its events go to stderr: what is wrong, or with `-v`
+    /// everything.
+    fn block_on<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+        let format = if terminal { LogFormat::Text } else { LogFormat::Json };
+        let filter = match self.verbose {
+            0 => "error",
+            1 => "info",
+            _ => "debug",
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .enable_all()
+            .thread_name("commsd-acp")
+            .build()
+            .map_err(|error| {
+                let todo = "check the limits of this user's processes and descriptors";
+                let error = ApiError::new("start_io", format!("no runtime: {error}"), todo);
+                Failure { error, exit: exit::FAILED }
+            })?;
+        runtime.block_on(async {
+            // Nobody asks this process for its latest events.
+            drop(logging::init(format, filter));
+            work.await
+        })
+    }
+}
+
+/// A wish to stop, by the first signal; the second ends the process at once.
+fn stop_signals() -> Result<CancellationToken, Failure> {
+    let stop = CancellationToken::new();
+    watch_signals(stop.clone()).map_err(|error| {
+        let error = ApiError::new(error.code(), error.to_string(), error.todo());
+        Failure { error, exit: exit::FAILED }
+    })?;
+    Ok(stop)
+}
+
+impl From<OfficeError> for Failure {
+    fn from(error: OfficeError) -> Self {
+        let exit = if error.is_usage() { exit::USAGE } else { exit::FAILED };
+        match error.todo() {
+            Some(todo) => {
+                Self { error: ApiError::new(error.code(), error.to_string(), todo), exit }
+            }
+            None => Self { error: ApiError::plain(error.code(), error.to_string()), exit },
+        }
+    }
+}
+
+/// A failure with the exit code that its code has (design 15).
+fn protocol(error: Error) -> Failure {
+    let exit = match error.code() {
+        Code::RelayUnreachable => exit::NO_DAEMON,
+        _ => exit::FAILED,
+    };
+    Failure { exit, ..Failure::from(error) }
+}
+
+fn form(form: ReceiveForm) -> Form {
+    match form {
+        ReceiveForm::Poll => Form::Poll,
+        ReceiveForm::Sse => Form::Sse,
+        ReceiveForm::Websocket => Form::WebSocket,
+    }
+}
