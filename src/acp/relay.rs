@@ -18,7 +18,7 @@ pub mod route;
 
 pub use mailbox::{Taken, Waiting};
 pub use notices::MAX_NOTICE;
-pub use record::{Cursor, IdKey, Parcel, Record, Who, did_of};
+pub use record::{Cursor, IdKey, Parcel, Record, Who};
 pub use registry::{CardFilter, MAX_CARD};
 
 use self::mailbox::Mailboxes;
@@ -173,7 +173,8 @@ impl Relay {
         }
     }
 
-    /// Takes one record back, in any order; it was checked before it was stored.
+    /// Takes one record back, in any order; it was checked before it was stored. One that only ends
+    /// another says nothing: the store has carried it out.
     ///
     /// # Errors
     /// What is wrong with an object that cannot be read any more.

@@ -6,7 +6,6 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::acp::code::{Code, Error, Result};
-use crate::acp::did::Did;
 use crate::acp::envelope::MAX_ENVELOPE_LIFE_MS;
 use crate::acp::json::{canonical, sha256};
 use crate::acp::objects::Envelope;
@@ -86,14 +85,6 @@ impl Parcel {
     pub fn key(&self) -> IdKey {
         sha256(&[self.from.as_slice(), self.id.as_str().as_bytes()].concat())
     }
-}
-
-/// The did of somebody.
-///
-/// # Errors
-/// `BAD_DID` for bytes that never were one.
-pub fn did_of(who: Who) -> Result<Did> {
-    Did::from_key(who)
 }
 
 /// One entry of the store, or its end.

@@ -93,7 +93,7 @@ impl Desk {
         let (limits, next) = self.with(|relay| (relay.limits().clone(), relay.next()));
         let mut relay = Relay::new(limits);
         self.disk.reopen(|record| restore(&mut relay, record))?;
-        // Cursors of what could not be stored may have been answered by nobody, but are not reused.
+        // The cursors of what could not be stored are not given out again, seen or not.
         relay.begin_at(next);
         let envelopes = relay.load().0;
         *self.relay.lock() = relay;
