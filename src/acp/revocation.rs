@@ -20,7 +20,14 @@ pub const MAX_NOTICES: usize = 100_000;
 /// How long a notice outlives its target, or stays when nobody knows the target (decision 49), ms.
 pub const KEEP_MS: u64 = 30 * 24 * 3_600_000;
 
-type Key = (Did, RevocationTarget, String);
+/// What a notice is about: its issuer, and kind and id of the target.
+pub type Key = (Did, RevocationTarget, String);
+
+/// What `notice` is about.
+#[must_use]
+pub fn key_of(notice: &RevocationNotice) -> Key {
+    (notice.issuer_did, notice.target_type, notice.target_id.to_string())
+}
 
 /// The notices that this gateway knows.
 #[derive(Clone, Debug, Default)]
@@ -56,22 +63,38 @@ impl RevocationRegistry {
                 "in effect before it was issued, or from the future",
             ));
         }
-        let issuer = notice.issuer_did;
-        let key = (issuer, notice.target_type, notice.target_id.to_string());
-        if let Some(known) = self.notices.get_mut(&key) {
-            // There is no way back: of two notices the one that works sooner stays.
-            if known.notice.effective_at <= notice.effective_at {
-                return Ok(false);
-            }
-            known.notice = notice;
-            return Ok(true);
-        }
-        if self.notices.len() >= MAX_NOTICES || self.of(issuer).count() >= MAX_PER_ISSUER {
+        if self.get(&key_of(&notice)).is_none()
+            && (self.notices.len() >= MAX_NOTICES
+                || self.of(notice.issuer_did).count() >= MAX_PER_ISSUER)
+        {
             return Err(Error::new(Code::RateLimited, "too many revocations"));
         }
-        let until = now.max(notice.effective_at.millis()).plus(KEEP_MS);
-        self.notices.insert(key, Kept { notice, until });
-        Ok(true)
+        Ok(self.restore(notice, now))
+    }
+
+    /// Takes back what [`Self::add`] had taken in at `at`, from the store: nothing is checked again.
+    /// `true` when it says something new.
+    pub fn restore(&mut self, notice: RevocationNotice, at: UnixMillis) -> bool {
+        let key = key_of(&notice);
+        let until = at.max(notice.effective_at.millis()).plus(KEEP_MS);
+        match self.notices.get_mut(&key) {
+            // There is no way back: of two notices the one that works sooner stays.
+            Some(known) if known.notice.effective_at <= notice.effective_at => false,
+            Some(known) => {
+                known.notice = notice;
+                true
+            }
+            None => {
+                self.notices.insert(key, Kept { notice, until });
+                true
+            }
+        }
+    }
+
+    /// The notice that counts for a target.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<&RevocationNotice> {
+        self.notices.get(key).map(|kept| &kept.notice)
     }
 
     /// Whether `issuer` has taken back its target by `now`.

@@ -209,7 +209,13 @@ impl Digest {
     /// # Errors
     /// As [`json::canonical`].
     pub fn of<T: Serialize + ?Sized>(value: &T) -> Result<Self> {
-        Ok(Self(json::sha256(&json::canonical(value)?)))
+        Ok(Self::of_canonical(&json::canonical(value)?))
+    }
+
+    /// The digest of what is in canonical form already.
+    #[must_use]
+    pub fn of_canonical(bytes: &[u8]) -> Self {
+        Self(json::sha256(bytes))
     }
 
     /// The 32 bytes.

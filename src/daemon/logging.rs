@@ -42,6 +42,13 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
         "a relay hub (`commsd hub`) takes links",
     ),
     ("hub_stopped", Level::Info, &["uptime_ms"], "the relay hub has ended in order"),
+    (
+        "acp_relay_ready",
+        Level::Info,
+        &["version", "pid", "address", "origin", "tls"],
+        "an ACP relay (`commsd acp relay start`) takes requests",
+    ),
+    ("acp_relay_stopped", Level::Info, &["uptime_ms"], "the ACP relay has ended in order"),
     ("ready", Level::Info, &["device"], "the socket answers and the mesh is being joined"),
     (
         "first_contact_unavailable",

@@ -1,6 +1,7 @@
 //! Composition: configuration, then identities, store, node, transport and the local socket; the
 //! signals that end it. `owner` is the one task that holds the state; the other rooms serve it.
 
+pub mod acp_relay;
 pub mod config;
 mod health;
 mod hooks;

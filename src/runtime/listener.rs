@@ -284,7 +284,7 @@ impl Drop for SourceGuard {
 }
 
 /// One machine has as many IPv6 addresses as it likes within its network's 64 bits.
-fn source_of(ip: IpAddr) -> IpAddr {
+pub(super) fn source_of(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
         ip => ip,

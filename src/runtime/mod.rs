@@ -1,9 +1,11 @@
 //! Where commsd meets the operating system: tokio tasks, sockets, timers, processes.
 //! It carries values in and out and knows no protocol.
 
+pub mod acp_relay;
 pub mod acp_transport;
 pub mod clock;
 pub mod dial;
+pub mod http;
 pub mod http_client;
 pub mod hub;
 pub mod link;
@@ -89,4 +91,29 @@ pub const CATALOGUE: &[Spec] = &[
         &["relay", "code", "retry_ms"],
         "receiving from a relay has ended, in good order where there is no code; tried again",
     ),
+    (
+        "acp_relay_request",
+        Level::Debug,
+        &["source", "route", "status"],
+        "a request to the ACP relay was answered; never its path, query or token",
+    ),
+    (
+        "acp_relay_connection_refused",
+        Level::Warn,
+        &["source", "reason", "count"],
+        "a connection to the ACP relay was not served; told at each doubling of the count",
+    ),
+    (
+        "acp_relay_accept_failed",
+        Level::Warn,
+        &["error"],
+        "the ACP relay's listener was out of descriptors or memory for a moment",
+    ),
+    (
+        "acp_relay_store_failed",
+        Level::Error,
+        &["code", "error"],
+        "the ACP relay cannot store: everything that would have to be stored is answered 503",
+    ),
+    ("acp_relay_store_back", Level::Info, &["envelopes"], "the ACP relay stores again"),
 ];

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,20 +19,16 @@ use std::time::Duration;
 use futures_util::{SinkExt as _, StreamExt as _};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{self, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Bytes, Error as WsError, Message};
@@ -41,6 +37,7 @@ use tokio_util::task::TaskTracker;
 
 use self::queue::{Queue, QueueLimits, Total};
 use super::clock::Clock;
+use super::http::{CertificateError, acceptor, forwarded_for, host_is_ours, websocket_accept};
 use super::listener::{BindError, SourceGuard, Sources, bind, tune};
 use super::tls::MAX_TLS_BUFFER;
 use crate::mesh::relay_hub::{HubFrame, Limits, LinkId, RelayHub};
@@ -133,19 +130,9 @@ pub enum ServerError {
     /// The address.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// A file with certificate or key.
-    #[error("{file} holds no usable {what}: {reason}", file = file.display())]
-    Pem {
-        /// The file.
-        file: PathBuf,
-        /// What should be in it.
-        what: &'static str,
-        /// What is wrong.
-        reason: String,
-    },
-    /// Certificate and key are refused.
-    #[error("TLS refuses the certificate or its key: {0}")]
-    Tls(#[from] rustls::Error),
+    /// Certificate or key.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
 }
 
 impl ServerError {
@@ -154,8 +141,8 @@ impl ServerError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Bind(error) => error.code(),
-            Self::Pem { .. } => "hub_certificate",
-            Self::Tls(_) => "hub_tls",
+            Self::Certificate(CertificateError::Pem { .. }) => "hub_certificate",
+            Self::Certificate(CertificateError::Tls(_)) => "hub_tls",
         }
     }
 }
@@ -269,28 +256,6 @@ impl RelayServer {
         // The links' own bounds end them.
         let _ = timeout(2 * shared.options.limits.close, shared.tracker.wait()).await;
     }
-}
-
-fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, ServerError> {
-    let pem = |file: &Path, what| {
-        let file = file.to_owned();
-        move |error: rustls::pki_types::pem::Error| ServerError::Pem {
-            file,
-            what,
-            reason: error.to_string(),
-        }
-    };
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
-        .and_then(Iterator::collect)
-        .map_err(pem(certificate, "certificate"))?;
-    let key = PrivateKeyDer::from_pem_file(key).map_err(pem(key, "private key"))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_no_client_auth()
-        .with_single_cert(chain, key)?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
 /// One of something counted; given back when dropped.
@@ -498,48 +463,6 @@ fn answer(
         }
         _ => refuse(StatusCode::NOT_FOUND, "not_found"),
     }
-}
-
-/// What a request for a WebSocket is to be answered; `None`: it is none.
-fn websocket_accept(headers: &HeaderMap) -> Option<HeaderValue> {
-    let lists = |name: HeaderName, word: &str| {
-        headers.get_all(name).iter().any(|value| {
-            let value = value.to_str().unwrap_or_default();
-            value.split(',').any(|part| part.trim().eq_ignore_ascii_case(word))
-        })
-    };
-    let is = |name: HeaderName, word: &str| headers.get(name).is_some_and(|value| value == word);
-    let key = headers.get(header::SEC_WEBSOCKET_KEY)?;
-    // 16 bytes in base64.
-    if !lists(header::CONNECTION, "upgrade")
-        || !lists(header::UPGRADE, "websocket")
-        || !is(header::SEC_WEBSOCKET_VERSION, "13")
-        || key.len() != 24
-    {
-        return None;
-    }
-    HeaderValue::from_str(&derive_accept_key(key.as_bytes())).ok()
-}
-
-/// Whether the one `Host` is an address, `localhost` or one of ours: a page on another name, which
-/// its owner has made point here, has that name in it.
-fn host_is_ours(headers: &HeaderMap, ours: &[String]) -> bool {
-    let mut hosts = headers.get_all(header::HOST).iter();
-    let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
-    let Ok(host) = host.to_str() else { return false };
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or("", |(name, _)| name),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name.parse::<IpAddr>().is_ok()
-        || name.eq_ignore_ascii_case("localhost")
-        || ours.iter().any(|ours| name.eq_ignore_ascii_case(ours))
-}
-
-/// Whom the proxy speaks for: the last address, which it has added itself.
-fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
-    let value = headers.get_all("x-forwarded-for").iter().next_back()?.to_str().ok()?;
-    value.rsplit(',').next()?.trim().parse().ok()
 }
 
 // ---------------------------------------------------------------------------------------------

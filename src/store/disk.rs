@@ -34,10 +34,10 @@ const CACHE_BYTES: usize = 4 * 1024 * 1024;
 const FILE: &str = "store.redb";
 const MARK: &str = "store.mark";
 
-const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");
+pub(super) const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 /// Format of the entries.
-const VERSION: &str = "version";
+pub(super) const VERSION: &str = "version";
 /// A file is made smaller at the start when it is larger than this, so that most starts have nothing
 /// to do, and more than [`COMPACT_RATIO`] times what is in it.
 const COMPACT_ABOVE: u64 = 16 * 1024 * 1024;
@@ -77,7 +77,7 @@ pub struct Place {
 }
 
 impl Place {
-    fn of(path: &Path) -> Result<Self, StoreError> {
+    pub(super) fn of(path: &Path) -> Result<Self, StoreError> {
         let meta = std::fs::metadata(path).map_err(|error| unusable(path, &error))?;
         Ok(Self { path: path.to_owned(), device: meta.dev(), inode: meta.ino() })
     }
@@ -343,14 +343,14 @@ fn compact(database: &mut Database, path: &Path, bytes: usize) -> Option<(u64, u
     Some((before, size()?))
 }
 
-fn builder() -> Builder {
+pub(super) fn builder() -> Builder {
     let mut builder = Builder::new();
     builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
     builder
 }
 
 /// Makes an empty store under another name, and puts it in place when it is complete.
-fn create(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
+pub(super) fn create(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
     let failed = |error: io::Error| unusable(path, &error);
     let temporary = tempfile::Builder::new()
         .prefix(".store")
@@ -378,7 +378,7 @@ fn create(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)
 }
 
-fn open_file(path: &Path) -> Result<Database, StoreError> {
+pub(super) fn open_file(path: &Path) -> Result<Database, StoreError> {
     let length = std::fs::metadata(path).map_err(|error| unusable(path, &error))?.len();
     if length == 0 {
         // redb would make a new one of it.
@@ -387,14 +387,14 @@ fn open_file(path: &Path) -> Result<Database, StoreError> {
     builder().open(path).map_err(|error| database_failed(path, error))
 }
 
-fn meta(database: &Database, path: &Path, name: &str) -> Result<u64, StoreError> {
+pub(super) fn meta(database: &Database, path: &Path, name: &str) -> Result<u64, StoreError> {
     let transaction = database.begin_read().map_err(|error| transaction_failed(path, error))?;
     let table = transaction.open_table(META).map_err(|error| table_failed(path, error))?;
     let value = table.get(name).map_err(|error| storage_failed(path, error))?;
     value.map(|value| value.value()).ok_or_else(|| corrupt(path, format!("it has no {name}")))
 }
 
-fn set_meta(
+pub(super) fn set_meta(
     transaction: &WriteTransaction,
     path: &Path,
     name: &str,
@@ -485,7 +485,7 @@ fn check_mark(mark: &File, path: &Path, commits: u64) -> Result<bool, StoreError
 
 // --- errors ---------------------------------------------------------------------------------------
 
-fn unusable(path: &Path, error: &io::Error) -> StoreError {
+pub(super) fn unusable(path: &Path, error: &io::Error) -> StoreError {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             StoreError::NoSpace { path: path.to_owned() }
@@ -494,11 +494,11 @@ fn unusable(path: &Path, error: &io::Error) -> StoreError {
     }
 }
 
-fn corrupt(path: &Path, what: impl std::fmt::Display) -> StoreError {
+pub(super) fn corrupt(path: &Path, what: impl std::fmt::Display) -> StoreError {
     StoreError::Corrupt(format!("{}: {what}", path.display()))
 }
 
-fn storage_failed(path: &Path, error: StorageError) -> StoreError {
+pub(super) fn storage_failed(path: &Path, error: StorageError) -> StoreError {
     match error {
         StorageError::Io(error) => match error.kind() {
             io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => corrupt(path, error),
@@ -509,7 +509,7 @@ fn storage_failed(path: &Path, error: StorageError) -> StoreError {
     }
 }
 
-fn database_failed(path: &Path, error: DatabaseError) -> StoreError {
+pub(super) fn database_failed(path: &Path, error: DatabaseError) -> StoreError {
     match error {
         DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
             StoreError::Locked { path: path.to_owned() }
@@ -519,21 +519,21 @@ fn database_failed(path: &Path, error: DatabaseError) -> StoreError {
     }
 }
 
-fn transaction_failed(path: &Path, error: TransactionError) -> StoreError {
+pub(super) fn transaction_failed(path: &Path, error: TransactionError) -> StoreError {
     match error {
         TransactionError::Storage(error) => storage_failed(path, error),
         other => StoreError::Unavailable { path: path.to_owned(), reason: other.to_string() },
     }
 }
 
-fn table_failed(path: &Path, error: TableError) -> StoreError {
+pub(super) fn table_failed(path: &Path, error: TableError) -> StoreError {
     match error {
         TableError::Storage(error) => storage_failed(path, error),
         other => corrupt(path, other),
     }
 }
 
-fn commit_failed(path: &Path, error: CommitError) -> StoreError {
+pub(super) fn commit_failed(path: &Path, error: CommitError) -> StoreError {
     match error {
         CommitError::Storage(error) => storage_failed(path, error),
         other => StoreError::Unavailable { path: path.to_owned(), reason: other.to_string() },

@@ -4,8 +4,10 @@
 //! This module holds the trait, the engine on disk (`disk`) with the thread that commits for
 //! everybody at once (`committer`), the engine that keeps everything in memory (`--ephemeral` and
 //! tests) and, in `faulty`, the twin with which tests make storage slow, failing and forgetful.
+//! `acp_relay` keeps a relay's records in a file of its own, in the same way.
 //! `change` alone knows what a record is found by; nothing here knows what it is for.
 
+pub mod acp_relay;
 mod change;
 mod committer;
 mod disk;
