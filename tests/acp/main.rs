@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod chain;
+mod cli;
 mod corpus;
 mod desk;
 mod fork;
@@ -17,5 +18,6 @@ mod relay;
 mod relay_server;
 mod relay_support;
 mod support;
+mod transport;
 mod vectors;
 mod walk;
