@@ -429,14 +429,14 @@ mod tests {
     }
 
     async fn read_some(reader: &mut (impl AsyncRead + Unpin), end: &str) -> String {
-        let mut text = String::new();
-        while !text.ends_with(end) {
+        let mut text = Vec::new();
+        while !text.ends_with(end.as_bytes()) {
             let mut part = [0; 5];
             let read = reader.read(&mut part).await.unwrap();
             assert!(read > 0, "{text:?}");
-            text.push_str(std::str::from_utf8(&part[..read]).unwrap());
+            text.extend_from_slice(&part[..read]);
         }
-        text
+        String::from_utf8(text).unwrap()
     }
 
     #[tokio::test]
@@ -453,8 +453,8 @@ mod tests {
             let (mut reader, mut writer) = framed(input, output);
             let talk = async {
                 to_server.write_all(first.as_bytes()).await.unwrap();
+                let text = read_some(&mut from_server, &answer[answer.len() - 4..]).await;
                 to_server.write_all(second.as_bytes()).await.unwrap();
-                let text = read_some(&mut from_server, &answer[answer.len() - 3..]).await;
                 to_server.shutdown().await.unwrap();
                 text
             };
