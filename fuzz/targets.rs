@@ -5,6 +5,7 @@ use commsd::api::types::rpc::{self, FromDaemon};
 use commsd::api::types::{ApiError, MAX_REQUEST_ID_BYTES, RequestId};
 use commsd::codec::cbor::decode;
 use commsd::codec::time::UnixMillis;
+use commsd::mcp::framing::{Decoder, Form};
 use commsd::mesh::checked::Checked;
 use commsd::mesh::first_contact::{Datagram, MAX_DATAGRAM};
 use commsd::mesh::wire::cose::CoseSign1;
@@ -20,8 +21,13 @@ pub type Target = fn(&[u8]);
 
 /// All targets by name.
 #[allow(dead_code, reason = "each fuzz target uses one of them")]
-pub const ALL: [(&str, Target); 4] =
-    [("frame", frame), ("token", token), ("beacon", beacon), ("api_line", api_line)];
+pub const ALL: [(&str, Target); 5] = [
+    ("frame", frame),
+    ("token", token),
+    ("beacon", beacon),
+    ("api_line", api_line),
+    ("mcp_frames", mcp_frames),
+];
 
 /// One frame of a peer, decoded and checked.
 #[allow(dead_code, reason = "each fuzz target uses one of them")]
@@ -160,6 +166,37 @@ pub fn api_line(bytes: &[u8]) {
         assert!(rpc::notification_line(&mut line, &method, &params));
         let again = rpc::read_from_daemon(&line);
         assert_eq!(again, Ok(FromDaemon::Notification { method, params }));
+    }
+}
+
+/// What an MCP client sends: lines, and bodies with heads.
+#[allow(dead_code, reason = "each fuzz target uses one of them")]
+pub fn mcp_frames(bytes: &[u8]) {
+    let decoded = |bytes: &[u8], size| {
+        let (mut decoder, mut out) = (Decoder::default(), Vec::new());
+        bytes.chunks(size).for_each(|piece| decoder.feed(piece, &mut out));
+        let over = decoder.is_over();
+        decoder.finish(&mut out);
+        (out, over, decoder.form())
+    };
+    let whole = decoded(bytes, bytes.len().max(1));
+    for size in [1, 3, 4096] {
+        assert_eq!(decoded(bytes, size), whole);
+    }
+    let (out, over, form) = whole;
+    // Whatever is said of a head that is refused is short.
+    assert!(out.len() <= bytes.len() + 100);
+    if !bytes.to_ascii_lowercase().windows(8).any(|eight| eight == b"content-") {
+        assert!(out == bytes && !over && form != Some(Form::Heads));
+    }
+    // A line with a head before it is the same line.
+    for line in out.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+        let body = &line[..line.len() - 1];
+        if !body.is_empty() && !body.contains(&b'\r') {
+            let head = format!("Content-Length: {}\r\n\r\n", body.len());
+            let framed = [head.as_bytes(), body].concat();
+            assert_eq!(decoded(&framed, 7), (line.to_vec(), false, Some(Form::Heads)));
+        }
     }
 }
 

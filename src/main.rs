@@ -3,11 +3,15 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use commsd::acp::relay::Limits;
 use commsd::api::types::{ApiError, PROGRAM_VERSION};
+use commsd::cli::acp::args::{AcpArgs, RelayStartArgs};
+use commsd::cli::acp::{Dispatch, Hosted, HostedCommand};
 use commsd::cli::hub::HubArgs;
 use commsd::cli::run::{self, RunOptions, Running};
 use commsd::cli::{self, ClientCommand, Command, Endpoint, Invocation, exit};
 use commsd::daemon::Ran;
+use commsd::daemon::acp_relay::{self, RelayOptions};
 use commsd::daemon::config::{self, Config, ConfigError, LogFormat, Places, Settings};
 use commsd::daemon::relay_hub::{self, HubOptions};
 use commsd::mcp;
@@ -38,6 +42,7 @@ fn main() -> ExitCode {
         }
         Command::Setup(args) => return cli::set_up(args, &global_flags(&invocation), json),
         Command::Hub(args) => return hub(args, json),
+        Command::Acp(args) => return acp(args, &invocation),
         Command::Run(_)
         | Command::Mcp { .. }
         | Command::Hook { .. }
@@ -119,8 +124,100 @@ fn main() -> ExitCode {
         Command::Completions { .. }
         | Command::Setup(_)
         | Command::Vault { .. }
+        | Command::Acp(_)
         | Command::Hub(_) => ExitCode::SUCCESS,
     }
+}
+
+/// The Agent Collaboration Protocol: what the command line alone can do, and what needs more.
+fn acp(args: &AcpArgs, invocation: &Invocation) -> ExitCode {
+    let json = invocation.json;
+    let hosted = match cli::acp::run(args.clone(), json) {
+        Dispatch::Done(code) => return code,
+        Dispatch::Hosted(hosted) => hosted,
+    };
+    match &hosted.command {
+        HostedCommand::RelayStart(args) => acp_relay(args, &hosted, invocation),
+        _ => {
+            let error = ApiError::new(
+                "not_built",
+                "this build does not have this command yet",
+                "`commsd acp --help` lists the commands",
+            );
+            cli::report(&error, json, exit::FAILED)
+        }
+    }
+}
+
+/// The relay of the Agent Collaboration Protocol, in the foreground.
+fn acp_relay(args: &RelayStartArgs, hosted: &Hosted, invocation: &Invocation) -> ExitCode {
+    let json = invocation.json;
+    let options = match acp_relay_options(args, hosted, invocation) {
+        Ok(options) => options,
+        Err(error) => {
+            let error = ApiError::new(error.code(), error.to_string(), error.todo());
+            return cli::report(&error, json, exit::USAGE);
+        }
+    };
+    let tls = options.tls.is_some();
+    let ran = acp_relay::run(options, |address| {
+        // A closed terminal is no reason to stop.
+        let _ = cli::print(&cli::acp::relay_started(address, tls, json));
+    });
+    match ran {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let code = if error.is_configuration() { exit::USAGE } else { exit::FAILED };
+            cli::report(&error.into(), json, code)
+        }
+    }
+}
+
+fn acp_relay_options(
+    args: &RelayStartArgs,
+    hosted: &Hosted,
+    invocation: &Invocation,
+) -> Result<RelayOptions, ConfigError> {
+    let state = match (&args.state, &hosted.state_dir) {
+        (Some(state), _) => state.clone(),
+        (None, Some(dir)) => dir.join("relay"),
+        (None, None) => resolve(invocation)?.state_dir.join("acp").join("relay"),
+    };
+    let (log, log_filter) = log_options(args.log.clone(), hosted.verbose)?;
+    let defaults = Limits::default();
+    let limits = Limits {
+        did_per_minute: args.per_did.unwrap_or(defaults.did_per_minute),
+        address_per_minute: args.per_address.unwrap_or(defaults.address_per_minute),
+        ..defaults
+    };
+    Ok(RelayOptions {
+        host: args.host,
+        port: args.port,
+        state,
+        query_auth: !args.no_query_auth,
+        max_mailbox_bytes: args.max_mailbox_bytes,
+        origins: args.origins.clone(),
+        behind_proxy: args.behind_proxy,
+        limits,
+        per_source: None,
+        tls: args.tls_cert.clone().zip(args.tls_key.clone()),
+        log,
+        log_filter,
+    })
+}
+
+/// How a process that is no daemon logs: as its flags say, or the environment.
+fn log_options(flag: Option<String>, verbose: u8) -> Result<(LogFormat, String), ConfigError> {
+    let environment = Settings::from_env(|name| std::env::var_os(name))?;
+    let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let log_default = if terminal { LogFormat::Text } else { LogFormat::Json };
+    let log = config::flag("--log", flag)?.or(environment.log).unwrap_or(log_default);
+    let filter = match verbose {
+        0 => config::DEFAULT_LOG_FILTER,
+        1 => "info,commsd=debug",
+        _ => "debug,commsd=trace",
+    };
+    Ok((log, environment.log_filter.unwrap_or_else(|| filter.into())))
 }
 
 /// The relay hub, which needs nothing of the daemon's configuration but how to log.
@@ -144,10 +241,7 @@ fn hub(args: &HubArgs, json: bool) -> ExitCode {
 }
 
 fn hub_options(args: &HubArgs) -> Result<HubOptions, ConfigError> {
-    let environment = Settings::from_env(|name| std::env::var_os(name))?;
-    let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let log_default = if terminal { LogFormat::Text } else { LogFormat::Json };
-    let log = config::flag("--log", args.log.clone())?.or(environment.log);
+    let (log, log_filter) = log_options(args.log.clone(), 0)?;
     let mut server = ServerOptions {
         tls: args.tls_cert.clone().zip(args.tls_key.clone()),
         hosts: args.hosts.clone(),
@@ -162,12 +256,7 @@ fn hub_options(args: &HubArgs) -> Result<HubOptions, ConfigError> {
     if let Some(links) = args.max_links_per_address {
         server.limits.per_source = number(links);
     }
-    Ok(HubOptions {
-        listen: config::hub_address(&args.listen)?,
-        server,
-        log: log.unwrap_or(log_default),
-        log_filter: environment.log_filter.unwrap_or_else(|| config::DEFAULT_LOG_FILTER.into()),
-    })
+    Ok(HubOptions { listen: config::hub_address(&args.listen)?, server, log, log_filter })
 }
 
 fn unusable(error: &ConfigError, json: bool) -> ExitCode {
@@ -197,6 +286,7 @@ fn global_flags(invocation: &Invocation) -> Vec<OsString> {
 fn resolve(invocation: &Invocation) -> Result<Config, ConfigError> {
     let run = match &invocation.command {
         Command::Run(run) => run.clone(),
+        Command::Acp(acp) => RunOptions { config: acp.config.clone(), ..RunOptions::default() },
         _ => RunOptions::default(),
     };
     let flags = Settings {

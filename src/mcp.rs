@@ -3,6 +3,7 @@
 //! connection to the daemon, `server` what the harness sees. Nothing but MCP is ever written to
 //! stdout, and the handshake waits for nobody.
 
+pub mod framing;
 mod given;
 mod link;
 mod server;
@@ -77,6 +78,7 @@ async fn serve(options: Options, cwd: String) -> ExitCode {
     let (given, ended) = (Arc::default(), CancellationToken::new());
     let server = Server::new(Arc::clone(&link), harness, pushed, Arc::clone(&given), ended.clone());
     let (input, output) = stdio_pipes();
+    let (input, output) = framing::framed(input, output);
     let transport = Stdio::new(input, output, given, ended.clone());
     let session = async {
         // A client that goes away during the handshake has simply gone.

@@ -25,5 +25,6 @@ pub mod schema;
 pub mod sign;
 pub mod steps;
 pub mod tool;
+pub mod validate;
 pub mod value;
 pub mod verify;

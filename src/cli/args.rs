@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use super::acp::args::AcpArgs;
 use super::hub::HubArgs;
 use super::run::RunOptions;
 use super::service::ServiceCommand;
@@ -102,6 +103,13 @@ pub enum Command {
         #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+
+    /// Delegate work to others and do theirs (Agent Collaboration Protocol); also the program `acp`
+    ///
+    /// Signed contracts, a log that both sides sign, results that are checked before they are taken.
+    /// Exit codes: 0 good; 1 refused or failed; 2 usage; 3 a log whose task goes on; 4 no relay or
+    /// daemon answers; 130 interrupted.
+    Acp(AcpArgs),
 
     /// Ask the daemon
     #[command(flatten)]

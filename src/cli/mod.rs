@@ -3,6 +3,7 @@
 //!
 //! Results go to stdout, everything said about them to stderr. No colour is used.
 
+pub mod acp;
 mod args;
 mod client;
 mod doctor;
@@ -91,6 +92,7 @@ fn is_safe_socket(path: &Path, uid: u32) -> bool {
 /// The exit code, when there is nothing to do or the command line cannot be used.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
     let mut args: Vec<OsString> = args.into_iter().collect();
+    acp::as_subcommand(&mut args);
     let behind_vault = split_vault(&mut args);
     let error = match Invocation::try_parse_from(&args) {
         Ok(Invocation { command: Command::Vault { .. }, home, socket, json }) => {

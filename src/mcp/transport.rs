@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::given::{Read, Refused, SharedGiven};
 
 /// Bytes of a line; the text of a message has 128 KiB at most, a file's content may be longer.
-const MAX_LINE: usize = 16 << 20;
+pub(super) const MAX_LINE: usize = 16 << 20;
 /// Answers that wait to be written; those who bring more wait.
 const MAX_WAITING: usize = 16;
 /// What is ahead of a text that some editors write; RFC 8259 8.1 lets a reader pass over it.

@@ -43,8 +43,8 @@ use crate::identity::entropy::{Entropy as _, OsEntropy};
 const ANSWER: Duration = Duration::from_secs(20);
 /// Bytes of an answer that holds no list.
 const MAX_SMALL: usize = 256 * 1024;
-/// Bytes of a list of cards or notices; a card has 100 KiB at the very most.
-const MAX_PAGE: usize = 8 << 20;
+/// Bytes of a list of cards or notices; relays take cards of 16 KiB and notices of 32 KiB.
+const MAX_PAGE: usize = 2 << 20;
 /// Cards or notices that are asked for at once.
 const PAGE: usize = 50;
 /// What stays as it is in a path segment or a query (RFC 3986, 2.3).
@@ -222,7 +222,8 @@ impl RelayClient {
         Ok(Some(card))
     }
 
-    /// One page of the cards that `filter` fits, after the page whose `next` is `after`.
+    /// One page of the cards that `filter` fits, after the page whose `next` is `after`. A page may
+    /// be empty and not the last one.
     ///
     /// # Errors
     /// [`TransportError`].
@@ -231,9 +232,9 @@ impl RelayClient {
         filter: &CardFilter,
         after: Option<&str>,
     ) -> Result<CardPage, TransportError> {
-        let adapter = ("adapter", filter.adapter.as_deref());
-        let query = [adapter, ("skill", filter.skill.as_deref()), ("after", after)];
-        let page: Page = self.list("/v1/registry", "cards", &query).await?;
+        let (adapter, skill) = (filter.adapter.as_deref(), filter.skill.as_deref());
+        let query = [("adapter", adapter), ("skill", skill)];
+        let page = self.list("/v1/registry", "cards", query, after).await?;
         Ok(page.verified(answer::card).into())
     }
 
@@ -245,7 +246,8 @@ impl RelayClient {
         self.put(Method::POST, "/v1/revocations", notice).await.map(drop)
     }
 
-    /// One page of the revocations of `issuer`, after the page whose `next` is `after`.
+    /// One page of the revocations of `issuer`, after the page whose `next` is `after`. A page may be
+    /// empty and not the last one; `next` of the last one that has notices is where later ones come.
     ///
     /// # Errors
     /// [`TransportError`].
@@ -255,8 +257,8 @@ impl RelayClient {
         after: Option<&str>,
     ) -> Result<NoticePage, TransportError> {
         let issuer_did = issuer.to_string();
-        let query = [("issuerDid", Some(issuer_did.as_str())), ("after", after)];
-        let page: Page = self.list("/v1/revocations", "notices", &query).await?;
+        let query = [("issuerDid", Some(issuer_did.as_str()))];
+        let page = self.list("/v1/revocations", "notices", query, after).await?;
         Ok(page.verified(|value| answer::notice(value, issuer)).into())
     }
 
@@ -322,21 +324,25 @@ impl RelayClient {
         self.exchange(request, MAX_SMALL, ANSWER).await
     }
 
-    async fn list(
+    async fn list<const N: usize>(
         &self,
         path: &str,
         member: &str,
-        query: &[(&str, Option<&str>)],
+        query: [(&str, Option<&str>); N],
+        after: Option<&str>,
     ) -> Result<Page, TransportError> {
         let mut path = format!("{path}?limit={PAGE}");
-        for (name, value) in query {
+        for (name, value) in query.into_iter().chain([("after", after)]) {
             if let Some(value) = value {
                 path.push_str(&format!("&{name}={}", escaped(value)));
             }
         }
         let answer =
             self.exchange(self.request(Method::GET, &path, None)?, MAX_PAGE, ANSWER).await?;
-        Page::read(answer.body(), member, MAX_PAGE, PAGE)
+        let mut page = Page::read(answer.body(), member, MAX_PAGE, PAGE)?;
+        // A relay that has nothing more leaves the place where it is.
+        page.next = page.next.filter(|next| after != Some(next));
+        Ok(page)
     }
 
     /// Sends a request; an answer that is no success is an error.

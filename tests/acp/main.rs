@@ -9,6 +9,7 @@
 
 mod adapters;
 mod chain;
+mod cli;
 mod corpus;
 mod desk;
 mod fork;
@@ -20,5 +21,6 @@ mod relay;
 mod relay_server;
 mod relay_support;
 mod support;
+mod transport;
 mod vectors;
 mod walk;

@@ -53,5 +53,10 @@ fn corpora_reach_behind_the_door() {
             .is_some_and(|token| verify(&ParsedToken::parse(&token), &context).is_ok())
     });
     passes("beacon", &|bytes| Datagram::parse(bytes).is_some());
+    passes("mcp_frames", &|bytes| {
+        let mut decoder = commsd::mcp::framing::Decoder::default();
+        decoder.feed(bytes, &mut Vec::new());
+        !decoder.is_over()
+    });
     passes("api_line", &|bytes| rpc::read_request(bytes).is_ok_and(|raw| raw.request().is_ok()));
 }

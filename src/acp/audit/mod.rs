@@ -86,16 +86,35 @@ impl AuditLog {
 /// `ILLEGAL_TRANSITION` before the first entry, `WRONG_SIGNER` for a key that has no part in it.
 pub fn checkpoint(log: &TaskLog, key: &Secret, now: UnixMillis) -> Result<AuditCheckpoint> {
     let view = log.view();
-    if view.genesis().party(key.did()).is_none() {
+    sign_checkpoint(view.genesis(), view.next_seq(), view.head(), key, now)
+}
+
+/// As [`checkpoint`], for a log that was read and verified.
+///
+/// # Errors
+/// As [`checkpoint`].
+pub fn checkpoint_of(log: &AuditLog, key: &Secret, now: UnixMillis) -> Result<AuditCheckpoint> {
+    let entries = u64::try_from(log.entries.len()).unwrap_or(u64::MAX);
+    sign_checkpoint(&log.genesis, entries, log.head()?, key, now)
+}
+
+fn sign_checkpoint(
+    genesis: &AuditGenesis,
+    entries: u64,
+    head: Digest,
+    key: &Secret,
+    now: UnixMillis,
+) -> Result<AuditCheckpoint> {
+    if genesis.party(key.did()).is_none() {
         return Err(Error::new(Code::WrongSigner, "this did has no part in the task"));
     }
-    let last = view.next_seq().checked_sub(1);
+    let last = entries.checked_sub(1);
     let last = last.ok_or_else(|| Error::new(Code::IllegalTransition, "an empty log"))?;
     AuditCheckpoint {
-        task_id: view.task_id().clone(),
-        actors: view.genesis().actors,
+        task_id: genesis.task_id.clone(),
+        actors: genesis.actors,
         seq: Count::new(last)?,
-        head: view.head(),
+        head,
         at: Time::from(now),
         signature: Signature::blank(Role::Owner, key.did()),
     }

@@ -1,7 +1,7 @@
 //! What is allowed: capability tokens, approvals and the policy behind them, revocations (design
 //! 6.3, 6.4, 6.10, 9.4).
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::resource::{Action, Resource};
 use super::task::SchemaText;
@@ -112,9 +112,17 @@ object! {
     }
 }
 
+/// Bytes of a target as text; real ones have a few hundred.
+const MAX_TARGET: usize = 64 * 1024;
+
 /// The exact action that an approval is for (design 9.4). Its digest is signed.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-#[serde(tag = "gate", rename_all = "snake_case", rename_all_fields = "camelCase")]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(
+    tag = "gate",
+    rename_all = "snake_case",
+    rename_all_fields = "camelCase",
+    deny_unknown_fields
+)]
 pub enum Target {
     /// Accept this contract.
     ContractAcceptance {
@@ -182,6 +190,16 @@ impl Target {
     /// As [`Digest::of`].
     pub fn digest(&self) -> Result<Digest> {
         Digest::of(self)
+    }
+
+    /// Reads the text of a target that an owner is shown.
+    ///
+    /// # Errors
+    /// The codes of the strict reader; `BAD_FIELD` for anything but one of these.
+    pub fn read_text(bytes: &[u8]) -> Result<Self> {
+        let value = crate::acp::json::parse(bytes, MAX_TARGET)?;
+        serde_json::from_value(value)
+            .map_err(|_| Error::new(Code::BadField, "not the target of an approval"))
     }
 
     /// Reads the target of a raised budget, which an APPROVAL entry carries beside its receipt.

@@ -1,0 +1,714 @@
+//! The command line of `acp` (design 15), as structs for whoever carries a command out. Secrets never
+//! stand in it: `--key` is a path.
+
+use std::net::IpAddr;
+use std::num::{NonZeroU16, NonZeroU64};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Args, Subcommand, ValueEnum};
+
+use crate::acp::did::Did;
+use crate::acp::endpoint::EndpointPolicy;
+use crate::acp::objects::{Gate, Isolation, RevocationTarget, State};
+use crate::acp::validate::Kind;
+use crate::acp::value::{Name, Prose, TaskId, Word};
+
+/// The longest time that is taken: an invite's (design 12).
+const MAX_DURATION: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Where help shows what every command takes.
+const GLOBAL: &str = "Global options";
+
+/// Everything behind `acp`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct AcpArgs {
+    /// Configuration file
+    #[arg(long, value_name = "FILE", global = true, help_heading = GLOBAL)]
+    pub config: Option<PathBuf>,
+
+    /// Where tasks, logs and keys of sessions are kept [default: acp in the daemon's state directory]
+    #[arg(long, value_name = "DIR", global = true, help_heading = GLOBAL)]
+    pub state_dir: Option<PathBuf>,
+
+    /// Say more on stderr; twice for more
+    #[arg(short, long, action = ArgAction::Count, global = true, help_heading = GLOBAL)]
+    pub verbose: u8,
+
+    /// What to do
+    #[command(subcommand)]
+    pub command: AcpCommand,
+}
+
+/// What to do.
+#[derive(Subcommand, Clone, Debug, PartialEq, Eq)]
+pub enum AcpCommand {
+    /// Make an identity: a key file that only you can read
+    ///
+    /// Refuses a path where anything is. Prints the did, never the key.
+    Keygen {
+        /// The file to make
+        path: PathBuf,
+    },
+
+    /// Carry sealed envelopes between gateways
+    #[command(subcommand)]
+    Relay(RelayCommand),
+
+    /// Do work for others
+    #[command(subcommand)]
+    Worker(WorkerCommand),
+
+    /// Have work done
+    ///
+    /// Sends a signed contract, follows the task, checks what comes back, and settles it once you
+    /// have approved it. The result goes to stdout or --out.
+    Delegate(Box<DelegateArgs>),
+
+    /// List the workers that a relay knows
+    ///
+    /// Everything in a card is its worker's own claim.
+    Discover(DiscoverArgs),
+
+    /// Verify a task's log: a JSONL file or a bundle
+    ///
+    /// Exit code 0: VALID; 3: OPEN, the task goes on; 1: anything else. Without an anchor a cut tail
+    /// is only seen as a task without an end.
+    AuditVerify {
+        /// The log
+        file: PathBuf,
+        /// A trust anchor or a checkpoint, got by another way
+        anchor: Option<PathBuf>,
+    },
+
+    /// Compare two copies of one log
+    ///
+    /// Exit code 0: equal, or one has more at its end; 1: they differ.
+    AuditCompare {
+        /// One copy
+        first: PathBuf,
+        /// The other
+        second: PathBuf,
+    },
+
+    /// Turn a JSONL log into a signed bundle, or a bundle into JSONL
+    AuditExport(AuditExportArgs),
+
+    /// Sign a note of how far a log has come
+    Checkpoint {
+        /// The log
+        file: PathBuf,
+        /// The file to make
+        out: PathBuf,
+        /// Key of one of the two sides
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+    },
+
+    /// Sign an owner's answer to one exact action
+    Approve(ApproveArgs),
+
+    /// Check one object: form, signatures, what its members are to each other
+    #[command(allow_missing_positional = true)]
+    Validate {
+        /// What it is [default: task-manifest]
+        #[arg(value_name = "TYPE", value_parser = word_parser(Kind::ALL, Kind::as_str, Kind::parse))]
+        kind: Option<Kind>,
+        /// The file
+        #[arg(required = true)]
+        file: PathBuf,
+    },
+
+    /// Serve the acp_* tools over MCP on stdio
+    McpServer(McpServerArgs),
+
+    /// Show the protocol at work, offline: four scenarios, each checked
+    Demo {
+        /// Where the logs go; made when it is not there
+        #[arg(long, value_name = "DIR")]
+        audit_dir: Option<PathBuf>,
+    },
+
+    /// Make or read invites
+    #[command(subcommand)]
+    Invite(InviteCommand),
+
+    /// Take back an invite, a capability token or a card; there is no way back
+    Revoke(RevokeArgs),
+
+    /// List tasks
+    Tasks(TasksArgs),
+
+    /// Show one task
+    Task {
+        /// Its id
+        #[arg(value_parser = TaskId::parse)]
+        id: TaskId,
+    },
+
+    /// Cancel a task
+    Cancel {
+        /// Its id
+        #[arg(value_parser = TaskId::parse)]
+        id: TaskId,
+        /// Why
+        #[arg(long, value_name = "TEXT", default_value = "", value_parser = Prose::parse)]
+        reason: Prose,
+    },
+
+    /// Answer what waits for its owner
+    #[command(subcommand)]
+    Approvals(ApprovalsCommand),
+}
+
+/// What to do with a relay.
+#[derive(Subcommand, Clone, Debug, PartialEq, Eq)]
+pub enum RelayCommand {
+    /// Run a relay in the foreground
+    ///
+    /// It has no key and reads no task; it sees who writes to whom, and may withhold.
+    Start(RelayStartArgs),
+}
+
+/// `acp relay start`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct RelayStartArgs {
+    /// Where to listen
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+
+    /// The port; 0 for any
+    #[arg(long, value_name = "N", default_value_t = 8787)]
+    pub port: u16,
+
+    /// Keep mailboxes, cards and nonces in DIR [default: relay in --state-dir]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+
+    /// The origin by which clients reach it: behind a proxy, and where it listens on all addresses.
+    /// Repeat for more
+    #[arg(long = "origin", value_name = "URL", num_args = 1)]
+    pub origins: Vec<String>,
+
+    /// Certificate chain, PEM, for https and wss
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Believe the last address in X-Forwarded-For: only with a proxy in front that sets it
+    #[arg(long)]
+    pub behind_proxy: bool,
+
+    /// Refuse tokens in the query, which end up in the logs of proxies
+    #[arg(long)]
+    pub no_query_auth: bool,
+
+    /// Bytes of a mailbox [default: 64 MiB]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub max_mailbox_bytes: Option<u64>,
+
+    /// Envelopes, cards and notices a minute of one did [default: 1200]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub per_did: Option<u64>,
+
+    /// The same of one address [default: 6000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub per_address: Option<u64>,
+
+    /// How to write the log to stderr [default: json when not on a terminal]
+    #[arg(long, value_name = "FORMAT", value_parser = ["text", "json"])]
+    pub log: Option<String>,
+}
+
+/// Which relays may be reached.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelayAccess {
+    /// Use a relay at a loopback or private address
+    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1,
+          default_missing_value = "true", require_equals = true, action = ArgAction::Set)]
+    pub allow_private_relay: bool,
+
+    /// Use http and ws beyond this machine, too
+    #[arg(long)]
+    pub allow_insecure: bool,
+}
+
+impl RelayAccess {
+    /// As the judge of endpoints takes it.
+    #[must_use]
+    pub const fn policy(self) -> EndpointPolicy {
+        EndpointPolicy {
+            allow_private: self.allow_private_relay,
+            allow_insecure: self.allow_insecure,
+        }
+    }
+}
+
+/// What to do as a worker.
+#[derive(Subcommand, Clone, Debug, PartialEq, Eq)]
+pub enum WorkerCommand {
+    /// Wait for tasks and do them
+    ///
+    /// Prints one line on stdout: the invite, to be given to whoever may send tasks. Asks before it
+    /// accepts one, unless --auto-accept is given.
+    Start(Box<WorkerStartArgs>),
+}
+
+/// What does the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Adapter {
+    /// A program: input on stdin, output on stdout
+    Command,
+    /// Claude Code
+    Claude,
+    /// Codex
+    Codex,
+    /// A model behind an HTTP API
+    Openai,
+    /// A tool of an MCP server
+    Mcp,
+    /// JavaScript in the sandbox
+    Sandbox,
+}
+
+/// What an HTTP API of a model speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ApiStyle {
+    /// Chat completions
+    #[default]
+    Openai,
+    /// Messages
+    Anthropic,
+}
+
+/// How envelopes are received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ReceiveForm {
+    /// Long polls
+    Poll,
+    /// Server-sent events
+    Sse,
+    /// A WebSocket
+    #[default]
+    Websocket,
+}
+
+/// `acp worker start`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct WorkerStartArgs {
+    /// Key file; without it the daemon's identity, over its socket
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// Where tasks come from. Repeat for more
+    #[arg(long = "relay", value_name = "URL", required = true, num_args = 1)]
+    pub relays: Vec<String>,
+
+    /// What does the work
+    #[arg(long, value_name = "A")]
+    pub adapter: Adapter,
+
+    /// The program: with the adapters command, claude and codex, or the server of mcp. One
+    /// argument; blanks and quotes in it divide arguments, and no shell sees them
+    #[arg(long, value_name = "COMMAND")]
+    pub cmd: Option<String>,
+
+    /// The tool of the MCP server
+    #[arg(long, value_name = "NAME", value_parser = Word::parse)]
+    pub tool: Option<Word>,
+
+    /// The model
+    #[arg(long, value_name = "NAME", value_parser = Word::parse)]
+    pub model: Option<Word>,
+
+    /// Address of the model's API
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+
+    /// What that API speaks
+    #[arg(long, value_name = "STYLE", default_value = "openai")]
+    pub api_style: ApiStyle,
+
+    /// The name in invites and cards
+    #[arg(long, value_name = "NAME", value_parser = Name::parse)]
+    pub name: Option<Name>,
+
+    /// A skill to be listed with. Repeat for more
+    #[arg(long = "skill", value_name = "NAME", value_parser = Word::parse)]
+    pub skills: Vec<Word>,
+
+    /// Weakest box that work is done in [default: what the adapter needs]
+    #[arg(long, value_name = "LEVEL",
+          value_parser = word_parser(Isolation::ALL, Isolation::as_str, Isolation::parse))]
+    pub isolation: Option<Isolation>,
+
+    /// How many tasks the invite is good for
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub max_uses: u64,
+
+    /// How long the invite is good, e.g. 90s, 30m, 12h, 7d
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
+    pub expires_in: Duration,
+
+    /// Accept tasks without asking
+    #[arg(long)]
+    pub auto_accept: bool,
+
+    /// End after one task
+    #[arg(long)]
+    pub once: bool,
+
+    /// Write each task's log: a file that is not there yet, or a directory
+    #[arg(long, value_name = "PATH")]
+    pub audit: Option<PathBuf>,
+
+    /// How to receive
+    #[arg(long, value_name = "FORM", default_value = "websocket")]
+    pub receive: ReceiveForm,
+
+    /// Which relays
+    #[command(flatten)]
+    pub access: RelayAccess,
+}
+
+/// Several workers on one task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Multi {
+    /// The first result that passes wins
+    Race,
+    /// So many equal results win
+    Quorum,
+}
+
+/// `acp delegate`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct DelegateArgs {
+    /// Key file; without it the daemon's identity, over its socket
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// The worker: an invite as text, or a did with --relay. Repeat for more with --multi
+    #[arg(long = "to", value_name = "INVITE|DID", required = true, num_args = 1)]
+    pub to: Vec<String>,
+
+    /// The relay of a worker that is named by its did
+    #[arg(long, value_name = "URL")]
+    pub relay: Option<String>,
+
+    /// What it is about, in a line
+    #[arg(long, value_name = "TEXT", value_parser = Name::parse)]
+    pub title: Name,
+
+    /// What is to be done
+    #[arg(long, value_name = "TEXT", default_value = "", value_parser = Prose::parse)]
+    pub description: Prose,
+
+    /// The input: JSON, @FILE, or - for stdin
+    #[arg(long, value_name = "JSON", default_value = "null", allow_hyphen_values = true)]
+    pub input: String,
+
+    /// JSON Schema of the input: JSON or @FILE
+    #[arg(long, value_name = "JSON", default_value = "true")]
+    pub input_schema: String,
+
+    /// JSON Schema of the output: JSON or @FILE
+    #[arg(long, value_name = "JSON", default_value = "true")]
+    pub output_schema: String,
+
+    /// How long the worker may take, e.g. 90s, 30m, 12h, 7d
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
+    pub deadline: Duration,
+
+    /// Limits of the work: JSON with members of a budget, or @FILE
+    #[arg(long, value_name = "JSON")]
+    pub budget: Option<String>,
+
+    /// The box that the work is done in, at least
+    #[arg(long, value_name = "LEVEL",
+          value_parser = word_parser(Isolation::ALL, Isolation::as_str, Isolation::parse))]
+    pub isolation: Option<Isolation>,
+
+    /// Give the task to all workers
+    #[arg(long, value_name = "MODE")]
+    pub multi: Option<Multi>,
+
+    /// Equal results that win [default: half of the workers and one]
+    #[arg(long, value_name = "N", requires = "multi")]
+    pub quorum_size: Option<NonZeroU16>,
+
+    /// Settle a result that has passed without asking
+    #[arg(long)]
+    pub auto_approve: bool,
+
+    /// Show progress on stderr
+    #[arg(long)]
+    pub progress: bool,
+
+    /// Write the task's log to a file that is not there yet
+    #[arg(long, value_name = "FILE")]
+    pub audit: Option<PathBuf>,
+
+    /// Write the result to a file that is not there yet
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+
+    /// How to receive
+    #[arg(long, value_name = "FORM", default_value = "websocket")]
+    pub receive: ReceiveForm,
+
+    /// Which relays
+    #[command(flatten)]
+    pub access: RelayAccess,
+}
+
+/// `acp discover`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct DiscoverArgs {
+    /// The relay to ask
+    #[arg(long, value_name = "URL")]
+    pub relay: String,
+
+    /// Only workers with this adapter
+    #[arg(long, value_name = "NAME", value_parser = Word::parse)]
+    pub adapter: Option<Word>,
+
+    /// Only workers with this skill
+    #[arg(long, value_name = "NAME", value_parser = Word::parse)]
+    pub skill: Option<Word>,
+
+    /// Which relays
+    #[command(flatten)]
+    pub access: RelayAccess,
+}
+
+/// `acp audit-export`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct AuditExportArgs {
+    /// The log, JSONL or a bundle
+    pub file: PathBuf,
+
+    /// The file to make, of the other form
+    pub out: PathBuf,
+
+    /// Who signs the bundle; needed for one
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// Leave out input, progress and results
+    #[arg(long)]
+    pub redact: bool,
+}
+
+/// `acp approve`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct ApproveArgs {
+    /// The owner's key file
+    pub key: PathBuf,
+
+    /// What the owner is asked
+    #[arg(value_parser = word_parser(Gate::ALL, Gate::as_str, Gate::parse))]
+    pub gate: Gate,
+
+    /// The task
+    #[arg(value_name = "TASKID", value_parser = TaskId::parse)]
+    pub task_id: TaskId,
+
+    /// The exact action
+    #[arg(value_name = "TARGET.json")]
+    pub target: PathBuf,
+
+    /// The receipt to make
+    #[arg(value_name = "OUT.json")]
+    pub out: PathBuf,
+
+    /// Say no
+    #[arg(long)]
+    pub deny: bool,
+
+    /// Why
+    #[arg(long, value_name = "TEXT", default_value = "", value_parser = Prose::parse)]
+    pub reason: Prose,
+
+    /// How long the answer is good, e.g. 90s, 30m, 12h, 7d
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
+    pub expires_in: Duration,
+}
+
+/// `acp mcp-server`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct McpServerArgs {
+    /// Key file; signs the approvals of the tools. Without it the daemon's identity
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// The relay of workers that are named by their did, and of invites
+    #[arg(long, value_name = "URL")]
+    pub relay: Option<String>,
+
+    /// Which relays
+    #[command(flatten)]
+    pub access: RelayAccess,
+}
+
+/// What to do with invites.
+#[derive(Subcommand, Clone, Debug, PartialEq, Eq)]
+pub enum InviteCommand {
+    /// Make an invite to the daemon's identity, or that of --key
+    Create(InviteCreateArgs),
+
+    /// Read an invite and show what it says
+    Show {
+        /// `acp-invite:…` or `acp://invite?token=…`
+        text: String,
+    },
+}
+
+/// `acp invite create`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct InviteCreateArgs {
+    /// Key file; without it the daemon's identity, over its socket
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// The name in it
+    #[arg(long, value_name = "NAME", value_parser = Name::parse)]
+    pub name: Option<Name>,
+
+    /// Where the worker is reached. Repeat for more
+    #[arg(long = "relay", value_name = "URL", num_args = 1)]
+    pub relays: Vec<String>,
+
+    /// How many tasks it is good for
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub max_uses: u64,
+
+    /// How long it is good, e.g. 90s, 30m, 12h, 7d
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
+    pub expires_in: Duration,
+}
+
+/// `acp revoke`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct RevokeArgs {
+    /// What is taken back
+    #[arg(value_name = "KIND", value_parser =
+          word_parser(RevocationTarget::ALL, RevocationTarget::as_str, RevocationTarget::parse))]
+    pub target_type: RevocationTarget,
+
+    /// Its id
+    #[arg(value_name = "ID", value_parser = Name::parse)]
+    pub target_id: Name,
+
+    /// Why
+    #[arg(long, value_name = "TEXT", default_value = "", value_parser = Prose::parse)]
+    pub reason: Prose,
+
+    /// Key file of who issued it; without it the daemon's identity, over its socket
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// A relay to tell. Repeat for more
+    #[arg(long = "relay", value_name = "URL", num_args = 1)]
+    pub relays: Vec<String>,
+
+    /// Which relays
+    #[command(flatten)]
+    pub access: RelayAccess,
+}
+
+/// A side of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Side {
+    /// Who ordered it
+    Requester,
+    /// Who does it
+    Worker,
+}
+
+/// `acp tasks`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct TasksArgs {
+    /// Only tasks in which we are this side
+    #[arg(long, value_name = "SIDE")]
+    pub role: Option<Side>,
+
+    /// Only tasks in this state
+    #[arg(long, value_name = "STATE", value_parser = word_parser(State::ALL, State::as_str, State::parse))]
+    pub state: Option<State>,
+
+    /// Only tasks with this other side
+    #[arg(long, value_name = "DID", value_parser = Did::parse)]
+    pub peer: Option<Did>,
+
+    /// How many, the newest first
+    #[arg(long, value_name = "N", default_value = "50")]
+    pub limit: NonZeroU64,
+}
+
+/// What to do with questions.
+#[derive(Subcommand, Clone, Debug, PartialEq, Eq)]
+pub enum ApprovalsCommand {
+    /// List what waits for an answer
+    List,
+    /// Say yes
+    Approve(AnswerArgs),
+    /// Say no
+    Deny(AnswerArgs),
+}
+
+/// An answer to one question.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct AnswerArgs {
+    /// The question's id, as `acp approvals list` shows it
+    pub id: String,
+
+    /// Why
+    #[arg(long, value_name = "TEXT", default_value = "", value_parser = Prose::parse)]
+    pub reason: Prose,
+}
+
+/// Reads one of the protocol's words; help lists them.
+fn word_parser<T: Copy + Send + Sync + 'static>(
+    all: &'static [T],
+    text: fn(T) -> &'static str,
+    parse: fn(&str) -> Option<T>,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(all.iter().map(|word| text(*word)))
+        .try_map(move |word| parse(&word).ok_or("not one of the words"))
+}
+
+/// Reads a time like 90s, 30m, 12h, 7d; from one second to 30 days.
+fn duration(text: &str) -> Result<Duration, &'static str> {
+    const FORM: &str = "a time is a number and s, m, h or d, from 1s to 30d";
+    let unit = match text.bytes().last() {
+        Some(b's') => 1,
+        Some(b'm') => 60,
+        Some(b'h') => 3600,
+        Some(b'd') => 24 * 3600,
+        _ => return Err(FORM),
+    };
+    let number = text.get(..text.len() - 1).filter(|n| n.bytes().all(|b| b.is_ascii_digit()));
+    let seconds = number.and_then(|n| n.parse::<u64>().ok()).and_then(|n| n.checked_mul(unit));
+    let time = Duration::from_secs(seconds.ok_or(FORM)?);
+    if time.is_zero() || time > MAX_DURATION { Err(FORM) } else { Ok(time) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_unit_and_an_end() {
+        for (text, seconds) in [("1s", 1), ("90m", 5400), ("12h", 43_200), ("30d", 2_592_000)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for bad in ["", "s", "0s", "1", "31d", "-1s", "+1s", "1.5h", "1é", "99999999999999999999d"]
+        {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}
