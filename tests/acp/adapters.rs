@@ -1,7 +1,7 @@
 //! Adapters over real processes: what a run is given, what is taken from it, and what of it is left.
 //! Programs of models are stubs that answer as their public documentation shows.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use commsd::acp::code::Code;
@@ -54,10 +54,8 @@ impl Bench {
             extra_args: Vec::new(),
             isolation: None,
             sandbox: sandbox::Settings {
-                work_dir: self.runs(),
                 executable: Some(env!("CARGO_BIN_EXE_commsd").into()),
-                image: sandbox::IMAGE.to_owned(),
-                read_paths: Vec::new(),
+                ..sandbox::Settings::new(self.runs())
             },
         }
     }
@@ -67,6 +65,14 @@ impl Bench {
         let mut options = self.options(AdapterKind::Command);
         options.cmd = Some("sh".to_owned());
         options.extra_args = vec!["-c".to_owned(), script.to_owned()];
+        Adapter::from_options(options).unwrap()
+    }
+
+    /// A command adapter whose program is this Perl text.
+    pub fn perl(&self, script: &str) -> Adapter {
+        let mut options = self.options(AdapterKind::Command);
+        options.cmd = Some("perl".to_owned());
+        options.extra_args = vec!["-e".to_owned(), script.to_owned()];
         Adapter::from_options(options).unwrap()
     }
 

@@ -14,6 +14,7 @@ mod desk;
 mod fork;
 mod gateways;
 mod refute;
+mod sandbox;
 mod support;
 mod vectors;
 mod walk;

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use super::confine::{Confinement, Files, Limits, Sockets};
 use super::level::{greeting_argv, run_briefly};
-use super::{FIRST_ARGUMENT, Sandbox, SandboxError};
+use super::session::find_program;
+use super::{FIRST_ARGUMENT, Sandbox, SandboxError, Settings};
 use crate::acp::objects::{Isolation, SandboxPolicy};
 use crate::acp::value::Digest;
 
@@ -261,10 +262,10 @@ pub(super) fn namespace_trial(executable: &Path) -> Result<Vec<String>, String> 
 /// A container engine that has the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Engine {
-    /// `podman`, else `docker`: the path.
+    /// Its path.
     pub program: String,
-    /// Which of them.
-    pub name: &'static str,
+    /// Its name.
+    pub name: String,
     /// The image asked for.
     pub image: String,
     /// Its digest, where the engine tells.
@@ -273,26 +274,34 @@ pub(super) struct Engine {
 
 impl Engine {
     /// The first engine that answers and has the image. Nothing is ever pulled.
-    pub fn find(image: &str) -> Result<Self, String> {
+    pub fn find(settings: &Settings) -> Result<Self, String> {
+        let known = ["podman".to_owned(), "docker".to_owned()];
+        let wanted = match &settings.engine {
+            Some(path) => vec![path.to_string_lossy().into_owned()],
+            None => known.into(),
+        };
         let mut missing = Vec::new();
-        for name in ["podman", "docker"] {
-            let Some(program) = super::session::find_program(name) else {
-                missing.push(format!("no {name}"));
-                continue;
-            };
-            let mut command = Command::new(&program);
-            command.args(["image", "inspect", "--format", "{{.Id}}", image]);
-            match run_briefly(command) {
-                Ok((id, _)) if !id.trim().is_empty() => {
-                    let id = id.trim();
-                    let digest =
-                        Digest::parse(id).or_else(|_| Digest::parse(&format!("sha256:{id}")));
-                    let image = image.to_owned();
-                    return Ok(Self { program, name, image, digest: digest.ok() });
-                }
-                Ok((_, complaint)) | Err(complaint) => missing.push(format!("{name}: {complaint}")),
+        for name in wanted {
+            match Self::try_one(&name, &settings.image) {
+                Ok(engine) => return Ok(engine),
+                Err(why) => missing.push(format!("{name}: {why}")),
             }
         }
         Err(missing.join("; "))
+    }
+
+    fn try_one(wanted: &str, image: &str) -> Result<Self, String> {
+        let program = find_program(wanted).ok_or("not installed")?;
+        let mut command = Command::new(&program);
+        command.args(["image", "inspect", "--format", "{{.Id}}", image]);
+        let (id, complaint) = run_briefly(command)?;
+        let id = id.trim();
+        if id.is_empty() {
+            return Err(complaint);
+        }
+        let digest = Digest::parse(id).or_else(|_| Digest::parse(&format!("sha256:{id}")));
+        let name = Path::new(&program).file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        Ok(Self { program, name, image: image.to_owned(), digest: digest.ok() })
     }
 }

@@ -236,6 +236,7 @@ impl Run {
         let me = getpid();
         let found = tree::descendants(me);
         let used = tree::usage(me, &found);
+        self.report.cpu_ms = self.report.cpu_ms.max(used.cpu_ms);
         let over = |used: u64, limit: Option<u64>| limit.is_some_and(|limit| used > limit);
         if over(used.processes, self.limits.pids) {
             self.kill(Cause::Processes);
@@ -331,7 +332,8 @@ impl Run {
         let now = Instant::now();
         let held = self.held_before + self.held.map_or(Duration::ZERO, |since| now - since);
         self.report.held_ms = u64::try_from(held.as_millis()).unwrap_or(u64::MAX);
-        self.report.cpu_ms = tree::usage(getpid(), &[]).cpu_ms;
+        // A process namespace that is killed takes what it used with it, so what was seen counts too.
+        self.report.cpu_ms = self.report.cpu_ms.max(tree::usage(getpid(), &[]).cpu_ms);
         let drained = async {
             for stream in &mut self.streams {
                 let _ended = stream.await;
