@@ -59,7 +59,7 @@ pub(super) fn seen(isolation: Isolation, places: &Places) -> [PathBuf; 3] {
 }
 
 /// Whether the level has a file system of its own.
-pub(super) const fn in_box(isolation: Isolation) -> bool {
+pub(in crate::runtime) const fn in_box(isolation: Isolation) -> bool {
     matches!(isolation, Isolation::Oci | Isolation::Namespace)
 }
 

@@ -47,8 +47,6 @@ pub struct Launch {
     pub max_stdout_bytes: u64,
     /// The one TCP port that may be connected to where the level judges that.
     pub port: Option<u16>,
-    /// Paths that may be read besides the sandbox's own.
-    pub read_paths: Vec<PathBuf>,
 }
 
 /// Something that a run did.
@@ -121,7 +119,6 @@ impl Sandbox {
         let unavailable = |why| SandboxError::Unavailable(isolation.as_str(), why);
         let mut argv = launch.argv.clone();
         let mut read = self.settings.read_paths.clone();
-        read.extend(launch.read_paths.iter().cloned());
         if let Some(program) = argv.first_mut().filter(|_| isolation != Isolation::Oci) {
             let found = find_program(program);
             *program =
