@@ -117,7 +117,7 @@ async fn the_environment_and_memory_of_the_daemon_are_out_of_reach() {
     let is_root = commsd::runtime::sys::uid() == 0;
     attack(
         if is_root { Isolation::Subprocess } else { Isolation::Kernel },
-        &format!("(tr '\\0' '\\n' < /proc/{me}/environ) 2>/dev/null | grep -q ^CARGO && echo true || echo false"),
+        &format!("(tr '\\0' '\\n' < /proc/{me}/environ) 2>/dev/null | grep -q ^PATH= && echo true || echo false"),
     )
     .await;
     attack(
@@ -560,6 +560,8 @@ async fn a_container_gets_every_restriction_and_is_removed() {
         "--memory-swap=536870912",
         "--pids-limit=64",
         "/work:rw,mode=1777,size=67108864",
+        "TASK_INPUT_FILE=/run/input.json",
+        "TASK_ID=task_adapters01",
     ] {
         assert!(started.contains(&wanted), "{wanted} is missing in {started:?}");
     }

@@ -203,10 +203,10 @@ impl Shared {
         shown.or(bearer).is_some_and(|shown| sha256(shown) == self.token)
     }
 
-    /// Whether a path is below the provider's endpoint, however it is read.
+    /// Whether a path is one of the provider's calls, however it is read.
     fn is_of_provider(&self, path: &str) -> bool {
         let below =
-            path.strip_prefix(self.provider.base()).is_some_and(|rest| rest.starts_with('/'));
+            path.strip_prefix(&self.provider.root()).is_some_and(|rest| rest.starts_with('/'));
         let path = path.split('?').next().unwrap_or_default();
         below && !path.contains(['%', '\\']) && path.split('/').all(|part| part != "..")
     }

@@ -59,12 +59,12 @@ async fn ask(
     let (path, question) = match provider.style {
         ApiStyle::Openai => ("chat/completions", json!({"model": model, "messages": messages})),
         ApiStyle::Anthropic => {
-            ("v1/messages", json!({"model": model, "max_tokens": TOKENS_MAX, "messages": messages}))
+            ("messages", json!({"model": model, "max_tokens": TOKENS_MAX, "messages": messages}))
         }
     };
     let mut request = Request::new(Bytes::from(question.to_string()));
     *request.method_mut() = Method::POST;
-    let path = format!("{}/{path}", provider.base());
+    let path = format!("{}/{path}", provider.root());
     *request.uri_mut() = path.parse().map_err(|_| fail("the endpoint's path is none".into()))?;
     let headers = request.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

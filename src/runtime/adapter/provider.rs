@@ -113,6 +113,14 @@ impl Provider {
         &self.base
     }
 
+    /// Path that every call to it begins with.
+    pub fn root(&self) -> String {
+        match self.style {
+            ApiStyle::Anthropic => format!("{}/v1", self.base),
+            ApiStyle::Openai => self.base.clone(),
+        }
+    }
+
     /// The header that carries a key.
     pub const fn key_header(&self) -> HeaderName {
         match self.style {

@@ -67,8 +67,8 @@ pub(in crate::runtime) const fn in_box(isolation: Isolation) -> bool {
 pub(super) struct Boxed<'a> {
     pub isolation: Isolation,
     pub argv: &'a [String],
-    /// Names of the environment's variables, for an engine that passes on only what it is told.
-    pub names: Vec<&'a str>,
+    /// Variables, for an engine that passes on only what it is told.
+    pub env: &'a [(String, String)],
     pub policy: &'a SandboxPolicy,
     pub places: &'a Places,
     /// Paths that may be read besides the system's.
@@ -179,9 +179,9 @@ impl Boxed<'_> {
         argv.push(format!("type=bind,source={},target={INPUT_INSIDE},readonly", input.display()));
         argv.push("--mount".to_owned());
         argv.push(format!("type=bind,source={},target={PROGRESS_INSIDE}", progress.display()));
-        for name in &self.names {
-            // By name: the values come from the environment, and stand in no argument list.
-            argv.extend(words(&["--env", name]));
+        for (name, value) in self.env.iter().filter(|(name, _)| name != "PATH") {
+            // No secret is among them: an adapter with a broker does not run in a box.
+            argv.extend(words(&["--env", &format!("{name}={value}")]));
         }
         argv.extend(words(&["--entrypoint", self.argv.first().map_or("", String::as_str)]));
         argv.push(engine.image.clone());
@@ -249,7 +249,7 @@ pub(super) fn namespace_trial(executable: &Path) -> Result<Vec<String>, String> 
     let boxed = Boxed {
         isolation: Isolation::Namespace,
         argv: &[],
-        names: Vec::new(),
+        env: &[],
         policy: &policy,
         places: &places,
         read: &[],
