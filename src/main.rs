@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use commsd::acp::relay::Limits;
 use commsd::api::types::{ApiError, PROGRAM_VERSION};
 use commsd::cli::acp::args::{AcpArgs, RelayStartArgs};
+use commsd::cli::acp::hosted::{self, Surroundings};
 use commsd::cli::acp::{Dispatch, Hosted, HostedCommand};
 use commsd::cli::hub::HubArgs;
 use commsd::cli::run::{self, RunOptions, Running};
@@ -136,17 +137,24 @@ fn acp(args: &AcpArgs, invocation: &Invocation) -> ExitCode {
         Dispatch::Done(code) => return code,
         Dispatch::Hosted(hosted) => hosted,
     };
-    match &hosted.command {
-        HostedCommand::RelayStart(args) => acp_relay(args, &hosted, invocation),
-        _ => {
-            let error = ApiError::new(
-                "not_built",
-                "this build does not have this command yet",
-                "`commsd acp --help` lists the commands",
-            );
-            cli::report(&error, json, exit::FAILED)
-        }
+    if let HostedCommand::RelayStart(args) = &hosted.command {
+        return acp_relay(args, &hosted, invocation);
     }
+    let config = match resolve(invocation) {
+        Ok(config) => config,
+        Err(error) => return unusable(&error, json),
+    };
+    let around = Surroundings {
+        state_dir: config.state_dir.join("acp"),
+        daemon: &|_| {
+            Err(ApiError::new(
+                "acp_key",
+                "this daemon has no identity of the Agent Collaboration Protocol yet",
+                "give the owner's key with --key FILE (commsd acp keygen FILE makes one)",
+            ))
+        },
+    };
+    hosted::run(hosted, &around, json)
 }
 
 /// The relay of the Agent Collaboration Protocol, in the foreground.

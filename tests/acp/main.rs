@@ -20,6 +20,7 @@ mod refute;
 mod relay;
 mod relay_server;
 mod relay_support;
+mod sandbox;
 mod support;
 mod transport;
 mod vectors;

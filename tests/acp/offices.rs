@@ -14,9 +14,8 @@ use commsd::acp::steps;
 use commsd::acp::value::*;
 use commsd::daemon::acp::delegation::{self, Standing, Watcher};
 use commsd::daemon::acp::{AuditPlan, Local, Office, OfficeError, OfficeOptions, OfficeTask};
-use commsd::runtime::adapter::{AdapterKind, AdapterOptions, ApiStyle};
+use commsd::runtime::adapter::{AdapterKind, AdapterOptions};
 use commsd::runtime::clock::unix_now;
-use commsd::runtime::sandbox;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -30,23 +29,11 @@ pub fn key(n: u8) -> Secret {
 }
 
 pub fn command(cmd: &str, isolation: Option<Isolation>) -> AdapterOptions {
-    AdapterOptions {
-        kind: AdapterKind::Command,
-        cmd: Some(cmd.into()),
-        tool: None,
-        model: None,
-        endpoint: None,
-        api_style: ApiStyle::default(),
-        program: None,
-        extra_args: Vec::new(),
-        isolation,
-        sandbox: sandbox::Settings {
-            work_dir: PathBuf::new(),
-            executable: Some(env!("CARGO_BIN_EXE_commsd").into()),
-            image: String::new(),
-            read_paths: Vec::new(),
-        },
-    }
+    let mut options = AdapterOptions::new(AdapterKind::Command, PathBuf::new());
+    options.cmd = Some(cmd.into());
+    options.isolation = isolation;
+    options.sandbox.executable = Some(env!("CARGO_BIN_EXE_commsd").into());
+    options
 }
 
 struct Silent;

@@ -141,21 +141,10 @@ pub enum AcpCommand {
     Tasks(TasksArgs),
 
     /// Show one task
-    Task {
-        /// Its id
-        #[arg(value_parser = TaskId::parse)]
-        id: TaskId,
-    },
+    Task(TaskArgs),
 
     /// Cancel a task
-    Cancel {
-        /// Its id
-        #[arg(value_parser = TaskId::parse)]
-        id: TaskId,
-        /// Why
-        #[arg(long, value_name = "TEXT", default_value = "", value_parser = Prose::parse)]
-        reason: Prose,
-    },
+    Cancel(CancelArgs),
 
     /// Answer what waits for its owner
     #[command(subcommand)]
@@ -629,6 +618,42 @@ pub enum Side {
     Worker,
 }
 
+/// Whose tasks are meant.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct OwnerArgs {
+    /// Key file of the owner; without it the daemon's identity, over its socket
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+}
+
+/// `acp task`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct TaskArgs {
+    /// Its id
+    #[arg(value_parser = TaskId::parse)]
+    pub id: TaskId,
+
+    /// Whose
+    #[command(flatten)]
+    pub owner: OwnerArgs,
+}
+
+/// `acp cancel`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct CancelArgs {
+    /// Its id
+    #[arg(value_parser = TaskId::parse)]
+    pub id: TaskId,
+
+    /// Why
+    #[arg(long, value_name = "TEXT", default_value = "", value_parser = Prose::parse)]
+    pub reason: Prose,
+
+    /// Whose
+    #[command(flatten)]
+    pub owner: OwnerArgs,
+}
+
 /// `acp tasks`.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct TasksArgs {
@@ -647,13 +672,17 @@ pub struct TasksArgs {
     /// How many, the newest first
     #[arg(long, value_name = "N", default_value = "50")]
     pub limit: NonZeroU64,
+
+    /// Whose
+    #[command(flatten)]
+    pub owner: OwnerArgs,
 }
 
 /// What to do with questions.
 #[derive(Subcommand, Clone, Debug, PartialEq, Eq)]
 pub enum ApprovalsCommand {
     /// List what waits for an answer
-    List,
+    List(OwnerArgs),
     /// Say yes
     Approve(AnswerArgs),
     /// Say no
@@ -669,6 +698,10 @@ pub struct AnswerArgs {
     /// Why
     #[arg(long, value_name = "TEXT", default_value = "", value_parser = Prose::parse)]
     pub reason: Prose,
+
+    /// Whose
+    #[command(flatten)]
+    pub owner: OwnerArgs,
 }
 
 /// Reads one of the protocol's words; help lists them.

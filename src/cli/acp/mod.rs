@@ -8,6 +8,7 @@ pub mod args;
 mod audit;
 mod discover;
 mod files;
+pub mod hosted;
 mod local;
 
 use std::ffi::{OsStr, OsString};
@@ -16,14 +17,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use self::args::{
-    AcpArgs, AcpCommand, ApprovalsCommand, DelegateArgs, InviteCommand, InviteCreateArgs,
-    McpServerArgs, RelayCommand, RelayStartArgs, RevokeArgs, TasksArgs, WorkerCommand,
-    WorkerStartArgs,
+    AcpArgs, AcpCommand, ApprovalsCommand, CancelArgs, DelegateArgs, InviteCommand,
+    InviteCreateArgs, McpServerArgs, RelayCommand, RelayStartArgs, RevokeArgs, TaskArgs, TasksArgs,
+    WorkerCommand, WorkerStartArgs,
 };
 use self::files::FileError;
 use super::{exit, output};
 use crate::acp::code::{Code, Error};
-use crate::acp::value::{Prose, TaskId};
 use crate::api::types::ApiError;
 use crate::runtime::acp_transport::TransportError;
 
@@ -75,9 +75,9 @@ pub enum HostedCommand {
     /// `tasks`.
     Tasks(TasksArgs),
     /// `task`.
-    Task(TaskId),
-    /// `cancel`, with its reason.
-    Cancel(TaskId, Prose),
+    Task(TaskArgs),
+    /// `cancel`.
+    Cancel(CancelArgs),
     /// `approvals`.
     Approvals(ApprovalsCommand),
 }
@@ -164,8 +164,8 @@ pub fn run(args: AcpArgs, json: bool) -> Dispatch {
         }
         AcpCommand::Revoke(args) => return hosted(HostedCommand::Revoke(args)),
         AcpCommand::Tasks(args) => return hosted(HostedCommand::Tasks(args)),
-        AcpCommand::Task { id } => return hosted(HostedCommand::Task(id)),
-        AcpCommand::Cancel { id, reason } => return hosted(HostedCommand::Cancel(id, reason)),
+        AcpCommand::Task(args) => return hosted(HostedCommand::Task(args)),
+        AcpCommand::Cancel(args) => return hosted(HostedCommand::Cancel(args)),
         AcpCommand::Approvals(command) => return hosted(HostedCommand::Approvals(command)),
     };
     Dispatch::Done(match done {

@@ -25,9 +25,8 @@ use crate::acp::run::{Ended, Ran, RunFacts};
 use crate::acp::value::{Digest, Name, Seq, Word};
 use crate::api::acp::Work;
 use crate::identity::entropy::OsEntropy;
-use crate::runtime::adapter::{AdapterKind, AdapterOptions, ApiStyle};
+use crate::runtime::adapter::{AdapterKind, AdapterOptions};
 use crate::runtime::clock::unix_now;
-use crate::runtime::sandbox;
 
 /// What a scenario showed.
 #[derive(Clone, Debug)]
@@ -111,23 +110,10 @@ impl Stage<'_> {
         let mut options = self.requester(audit)?;
         options.auto = vec![Gate::ContractAcceptance];
         options.admission = Admission::Anyone;
-        let adapter = AdapterOptions {
-            kind: AdapterKind::Command,
-            cmd: Some(cmd.to_owned()),
-            tool: None,
-            model: None,
-            endpoint: None,
-            api_style: ApiStyle::default(),
-            program: None,
-            extra_args: Vec::new(),
-            isolation: Some(Isolation::Subprocess),
-            sandbox: sandbox::Settings {
-                work_dir: PathBuf::new(),
-                executable: self.executable.clone(),
-                image: String::new(),
-                read_paths: Vec::new(),
-            },
-        };
+        let mut adapter = AdapterOptions::new(AdapterKind::Command, PathBuf::new());
+        adapter.cmd = Some(cmd.to_owned());
+        adapter.isolation = Some(Isolation::Subprocess);
+        adapter.sandbox.executable.clone_from(&self.executable);
         options.work = Some((adapter, 1));
         Ok(options)
     }
@@ -439,10 +425,10 @@ impl Pair {
             foreign_code: false,
             max_runs: 1,
         };
-        let mut owner = |auto: &[Gate], profile| {
+        let mut owner = |auto: &[Gate], profile| -> Result<Owner> {
             let key = Secret::draw(&mut stage.entropy)?;
             let policy = ask_policy(key.did(), auto, unix_now());
-            Result::Ok(Owner::new(key, None, policy, profile))
+            Ok(Owner::new(key, None, policy, profile))
         };
         let alice = owner(&[], None)?;
         let mut mallory = owner(&[Gate::ContractAcceptance], Some(profile))?;

@@ -218,6 +218,7 @@ pub fn open(
     let (inputs, waiting) = mpsc::channel(MAX_WAITING);
     let told = broadcast::Sender::new(MAX_TOLD);
     let outbox = Outbox::new(furnishing.transports.clone(), told.clone(), stop.clone());
+    let tools = Arc::new(furnishing.tools);
     let office = Office {
         inputs: inputs.clone(),
         told,

@@ -105,18 +105,36 @@ impl OfficeOptions {
         }
     }
 
+    /// The ways to others that these options name.
+    ///
+    /// # Errors
+    /// `ENDPOINT_BLOCKED` for a relay that may not be used.
+    pub fn transports(&self) -> Result<Transports, OfficeError> {
+        let transports = Transports::new(
+            self.key.clone(),
+            self.relays.clone(),
+            self.endpoints,
+            self.form,
+            self.local.clone(),
+            self.mesh.clone(),
+        );
+        Ok(transports.map_err(|error| Error::new(error.code(), error.message()))?)
+    }
+
     /// Makes the office and opens it.
     ///
     /// # Errors
     /// [`OfficeError`]; nothing is left open then.
-    pub async fn open(self, stop: CancellationToken) -> Result<(Office, OfficeTask), OfficeError> {
-        let (furnishing, admission) = tokio::task::spawn_blocking(move || self.furnish()).await??;
-        let mut furnishing = furnishing;
-        furnishing.owner.admit(admission);
-        open(furnishing, stop)
+    pub async fn open(
+        self,
+        transports: Transports,
+        stop: CancellationToken,
+    ) -> Result<(Office, OfficeTask), OfficeError> {
+        let furnish = move || self.furnish(transports);
+        open(tokio::task::spawn_blocking(furnish).await??, stop)
     }
 
-    fn furnish(self) -> Result<(Furnishing, Admission), OfficeError> {
+    fn furnish(self, transports: Transports) -> Result<Furnishing, OfficeError> {
         let dir = owner_dir(&self.state_dir, self.key.did());
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
         made.map_err(|error| OfficeError::State { path: dir.clone(), reason: error.to_string() })?;

@@ -5,6 +5,7 @@
 use serde_json::Value;
 
 use super::AdapterOptions;
+use super::broker::Broker;
 use super::dialogue::{Dialogue, Done, Step, count, parse, parse_answer, tokens};
 use crate::acp::code::{Code, Error};
 use crate::acp::value::Name;
@@ -26,6 +27,16 @@ pub(super) fn arguments(options: &AdapterOptions) -> Vec<String> {
     }
     arguments.extend(options.extra_args.iter().cloned());
     arguments
+}
+
+/// Variables that lead the program to the broker, with the run's token in the place of a key.
+pub(super) fn environment(broker: Option<&Broker>) -> Vec<(String, String)> {
+    let mut variables = vec![("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1".to_owned())];
+    if let Some(broker) = broker {
+        variables.push(("ANTHROPIC_BASE_URL", broker.url()));
+        variables.push(("ANTHROPIC_API_KEY", broker.token.to_string()));
+    }
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// One run.

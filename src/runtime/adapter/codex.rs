@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use super::broker::Broker;
 use super::dialogue::{Dialogue, Done, Lines, Step, count, parse_answer, tokens, unknown};
 use super::{AdapterOptions, Progress, bounded, claude};
 use crate::acp::code::{Code, Error};
@@ -14,16 +15,32 @@ use crate::acp::value::Count;
 /// Most bytes of an event that is looked into.
 const EVENT_MAX: usize = 8 << 20;
 
+/// Variable that holds the run's token.
+const TOKEN: &str = "OPENAI_API_KEY";
+
 /// Arguments after the program.
-pub(super) fn arguments(options: &AdapterOptions) -> Vec<String> {
+pub(super) fn arguments(options: &AdapterOptions, broker: Option<&Broker>) -> Vec<String> {
     let mut arguments: Vec<String> =
         ["exec", "--json", "--skip-git-repo-check"].map(str::to_owned).into();
     if let Some(model) = &options.model {
         arguments.extend(["--model".to_owned(), model.clone()]);
     }
+    if let Some(broker) = broker {
+        // A provider of its own, as its configuration describes them; the token stays out of here.
+        let provider = format!(
+            "model_providers.commsd={{name=\"commsd\",base_url=\"{}\",env_key=\"{TOKEN}\",wire_api=\"responses\"}}",
+            broker.url()
+        );
+        arguments.extend(["-c", "model_provider=\"commsd\"", "-c", &provider].map(str::to_owned));
+    }
     arguments.extend(options.extra_args.iter().cloned());
     arguments.push("-".to_owned());
     arguments
+}
+
+/// The run's token in the place of a key.
+pub(super) fn environment(broker: Option<&Broker>) -> Option<(String, String)> {
+    broker.map(|broker| (TOKEN.to_owned(), broker.token.to_string()))
 }
 
 /// One run.

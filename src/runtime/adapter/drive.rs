@@ -3,12 +3,17 @@
 
 use std::time::{Duration, Instant};
 
-use super::dialogue::{Dialogue, Step, progress, source};
-use super::{Adapter, Control, Ended, Job, Ran, RunFacts};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::broker::{Broker, Taken};
+use super::dialogue::{Dialogue, Done, Step, progress, source, unknown};
+use super::{Adapter, AdapterKind, Control, Ended, Job, Progress, Ran, RunFacts};
 use crate::acp::code::{Code, Error};
 use crate::acp::json;
-use crate::acp::objects::{Denial, Exit, ExitKind, Isolation, SandboxPolicy, Usage};
-use crate::acp::value::{Count, Digest, Text};
+use crate::acp::objects::{Denial, Exit, ExitKind, Metrics, Usage, UsageSource};
+use crate::acp::value::{Count, Digest, Name, Text};
+use crate::codec::time::UnixMillis;
 use crate::runtime::clock::unix_now;
 use crate::runtime::sandbox::{self, Cause, End, Event, SandboxError, Session};
 
@@ -20,39 +25,84 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// and what the kernel and a container engine need.
 const SLACK: Duration = Duration::from_secs(45);
 
-/// Makes one run of `adapter`.
+/// What came of a run, before it is written down.
+pub(super) struct Outcome {
+    /// The result.
+    pub result: Result<Done, Error>,
+    /// How its processes ended, if there were any.
+    pub end: Option<End>,
+    /// When it started.
+    pub started_at: UnixMillis,
+    /// The same by the clock that is never set.
+    pub began: Instant,
+    /// Tokens and tool calls as counted, if the result does not say.
+    pub metrics: Metrics,
+    /// Where the tokens come from.
+    pub source: UsageSource,
+    /// The model, if the result does not say.
+    pub model: Option<Name>,
+}
+
+/// Makes one run of `adapter` that starts a program.
 pub(super) async fn run(adapter: &Adapter, job: Job, control: Control) -> Ran {
-    let started_at = unix_now();
-    let began = Instant::now();
-    let mut metrics = super::dialogue::unknown();
-    let mut model = None;
-    let (result, end) = match adapter.launch(&job) {
-        Err(error) => (Err(error), None),
-        Ok((launch, mut dialogue)) => {
-            let wall = Duration::from_millis(launch.max_wall_ms);
-            let (end, cancelled) = match adapter.sandbox.start(launch).await {
-                Ok(session) => converse(session, dialogue.as_mut(), control, wall).await,
-                Err(error) => (Err(error), false),
-            };
-            metrics = dialogue.metrics();
-            let result = match &end {
-                _ if cancelled => Err(Error::new(Code::Cancelled, "the run was cancelled")),
-                Err(error) => Err(Error::new(Code::SandboxFailed, error.to_string())),
-                Ok(end) => judge(end, dialogue.as_mut()).and_then(|done| {
-                    metrics = done.metrics.unwrap_or_else(|| dialogue.metrics());
-                    model = done.model;
-                    fits(&done.output, job.max_output_bytes).map(|()| done.output)
-                }),
-            };
-            (result, end.ok())
-        }
+    let (started_at, began) = (unix_now(), Instant::now());
+    let nothing = |error| Outcome {
+        result: Err(error),
+        end: None,
+        started_at,
+        began,
+        metrics: unknown(),
+        source: UsageSource::Metered,
+        model: None,
     };
+    let broker = match &adapter.provider {
+        Some(provider) => match Broker::start(provider.clone(), control.hold.clone()).await {
+            Ok(broker) => Some(broker),
+            Err(error) => {
+                let message = format!("no broker for the provider's key can be made ({error})");
+                return ran(adapter, &job, nothing(Error::new(Code::SandboxFailed, message)));
+            }
+        },
+        None => None,
+    };
+    let (launch, mut dialogue) = match adapter.launch(&job, broker.as_ref()) {
+        Ok(made) => made,
+        Err(error) => return ran(adapter, &job, nothing(error)),
+    };
+    let wall = Duration::from_millis(launch.max_wall_ms);
+    let taken = broker.as_ref().map(|broker| broker.taken.clone());
+    let (end, cancelled) = match adapter.sandbox.start(launch).await {
+        Ok(session) => converse(session, dialogue.as_mut(), control, wall, taken).await,
+        Err(error) => (Err(error), false),
+    };
+    let result = match &end {
+        _ if cancelled => Err(Error::new(Code::Cancelled, "the run was cancelled")),
+        Err(error) => Err(Error::new(Code::SandboxFailed, error.to_string())),
+        Ok(end) => judge(end, dialogue.as_mut()),
+    };
+    let told = result.as_ref().ok().and_then(|done| done.metrics.clone());
+    let mut metrics = told.unwrap_or_else(|| dialogue.metrics());
+    let (mut source, mut model) = (source(&metrics), None);
+    if let Some(taken) = broker.as_ref().map(|broker| broker.taken.borrow().clone())
+        && taken.metrics() != unknown()
+    {
+        // What passed the broker is the provider's word, the program's is only its own.
+        metrics = Metrics { tool_calls: metrics.tool_calls, ..taken.metrics() };
+        (source, model) = (taken.source(), taken.model);
+    }
+    ran(adapter, &job, Outcome { result, end: end.ok(), started_at, began, metrics, source, model })
+}
+
+/// Writes down what came of a run.
+pub(super) fn ran(adapter: &Adapter, job: &Job, outcome: Outcome) -> Ran {
+    let Outcome { result, end, started_at, began, metrics, source, mut model } = outcome;
+    let result = result.and_then(|done| {
+        model = model.take().or(done.model);
+        let bytes = size(&done.output, job.max_output_bytes)?;
+        Ok((done.output, bytes))
+    });
     let held_ms = end.as_ref().map_or(0, |end| end.held_ms);
     let elapsed = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let output_bytes = match &result {
-        Ok(output) => json::canonical(output).map_or(0, |bytes| bytes.len()),
-        Err(_) => 0,
-    };
     let known = |number: u64| Some(Count::clamped(number));
     Ran {
         usage: Usage {
@@ -62,15 +112,15 @@ pub(super) async fn run(adapter: &Adapter, job: Job, control: Control) -> Ran {
             tool_calls: metrics.tool_calls,
             wall_time_ms: known(elapsed.saturating_sub(held_ms)),
             cpu_time_ms: end.as_ref().and_then(|end| known(end.cpu_ms)),
-            output_bytes: known(u64::try_from(output_bytes).unwrap_or(u64::MAX)),
+            output_bytes: known(result.as_ref().map_or(0, |(_, bytes)| *bytes)),
         },
-        source: source(&metrics),
+        source,
         model,
         started_at,
         ended_at: unix_now(),
-        run: facts(adapter, job.isolation, sandbox::applied(&job.policy, job.isolation), end),
+        run: facts(adapter, job, end, result.is_ok()),
         ended: match result {
-            Ok(output) => Ended::Output(output),
+            Ok((output, _)) => Ended::Output(output),
             Err(error) if error.code() == Code::Cancelled => Ended::Cancelled,
             Err(error) => Ended::Failed { code: error.code(), message: error.message().to_owned() },
         },
@@ -83,6 +133,7 @@ async fn converse(
     dialogue: &mut dyn Dialogue,
     control: Control,
     wall: Duration,
+    mut taken: Option<watch::Receiver<Taken>>,
 ) -> (Result<End, SandboxError>, bool) {
     let Control { cancel, mut hold, progress: told } = control;
     let tell = |progress| {
@@ -124,6 +175,12 @@ async fn converse(
                 held_until = held.then(|| Instant::now() + HOLD_MAX);
                 session.hold(held).await;
             }
+            metrics = counted(&mut taken) => tell(Progress {
+                percent: None,
+                step: "model".to_owned(),
+                message: String::new(),
+                metrics,
+            }),
             () = until(held_until) => {
                 (watching, held_until) = (false, None);
                 session.hold(false).await;
@@ -148,8 +205,18 @@ async fn until(time: Option<Instant>) {
     }
 }
 
+/// The tokens that a broker has counted, when there are more; without a broker never.
+async fn counted(taken: &mut Option<watch::Receiver<Taken>>) -> Metrics {
+    if let Some(receiver) = taken
+        && receiver.changed().await.is_ok()
+    {
+        return receiver.borrow_and_update().metrics();
+    }
+    std::future::pending().await
+}
+
 /// What an end means for the result.
-fn judge(end: &End, dialogue: &mut dyn Dialogue) -> Result<super::dialogue::Done, Error> {
+fn judge(end: &End, dialogue: &mut dyn Dialogue) -> Result<Done, Error> {
     let fail = |code, message: String| Err(Error::new(code, message));
     match end.cause {
         _ if dialogue.is_done() => dialogue.finish(),
@@ -171,46 +238,44 @@ fn judge(end: &End, dialogue: &mut dyn Dialogue) -> Result<super::dialogue::Done
     }
 }
 
-fn fits(output: &serde_json::Value, max_bytes: u64) -> Result<(), Error> {
-    let bytes = json::canonical(output)?.len();
-    if u64::try_from(bytes).is_ok_and(|bytes| bytes <= max_bytes) {
-        Ok(())
+/// Bytes of an output's canonical form, if they are no more than `max_bytes`.
+fn size(output: &Value, max_bytes: u64) -> Result<u64, Error> {
+    let bytes = u64::try_from(json::canonical(output)?.len()).unwrap_or(u64::MAX);
+    if bytes <= max_bytes {
+        Ok(bytes)
     } else {
         Err(Error::new(Code::OutputTooLarge, "the output is too large"))
     }
 }
 
-fn facts(
-    adapter: &Adapter,
-    effective: Isolation,
-    limits: SandboxPolicy,
-    end: Option<End>,
-) -> RunFacts {
+fn facts(adapter: &Adapter, job: &Job, end: Option<End>, succeeded: bool) -> RunFacts {
     let kind = match &end {
+        None if adapter.kind() == AdapterKind::Openai => ExitKind::Exited,
         None => ExitKind::SpawnFailed,
         Some(End { cause: Some(Cause::Wall), .. }) => ExitKind::Timeout,
         Some(End { cause: Some(Cause::Stopped), .. }) => ExitKind::Cancelled,
         Some(End { code: Some(_), .. }) => ExitKind::Exited,
         Some(_) => ExitKind::Signalled,
     };
-    let end = end.unwrap_or(End {
-        code: None,
-        signal: None,
-        cause: None,
-        cpu_ms: 0,
-        held_ms: 0,
-        stderr: Vec::new(),
-    });
+    // Where no program runs, success is the exit code that a program would have.
+    let no_program = || (kind == ExitKind::Exited && succeeded).then_some(0);
     let denial = |cause: Cause| Denial {
         kind: Text::lossy(cause.word()),
         detail: Text::lossy("the run was ended at this limit"),
     };
+    let ended = end.as_ref();
+    let cause = ended.and_then(|end| end.cause).filter(|cause| *cause != Cause::Stopped);
+    let stderr = ended.map(|end| end.stderr.as_slice()).filter(|stderr| !stderr.is_empty());
     RunFacts {
-        effective,
-        runtime: adapter.sandbox.runtime(effective),
-        limits,
-        exit: Exit { kind, code: end.code.map(i64::from), signal: end.signal.map(i64::from) },
-        stderr_digest: (!end.stderr.is_empty()).then(|| Digest::of_bytes(&end.stderr)),
-        denials: end.cause.filter(|c| *c != Cause::Stopped).map(denial).into_iter().collect(),
+        effective: job.isolation,
+        runtime: adapter.runtime(job.isolation),
+        limits: sandbox::applied(&job.policy, job.isolation),
+        exit: Exit {
+            kind,
+            code: ended.map_or_else(no_program, |end| end.code).map(i64::from),
+            signal: ended.and_then(|end| end.signal).map(i64::from),
+        },
+        stderr_digest: stderr.map(Digest::of_bytes),
+        denials: cause.map(denial).into_iter().collect(),
     }
 }

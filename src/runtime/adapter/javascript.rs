@@ -35,6 +35,5 @@ pub(super) fn argv(words: &[String], isolation: Isolation) -> Vec<String> {
         _ => ("node", ECHO),
     };
     let node = if isolation == Isolation::Oci { "node" } else { node };
-    // V8 keeps generated code off, so that a body cannot hide more of it: the harness needs one.
     [node, "--no-warnings", "--eval", HARNESS, "--", code].map(str::to_owned).into()
 }

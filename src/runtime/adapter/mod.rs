@@ -2,25 +2,33 @@
 //! lines about its program or API, and everything about processes is [`super::sandbox`]'s. Knows no
 //! log and no signature: facts come out, and others sign them.
 
+mod broker;
 mod claude;
 mod codex;
 mod command;
 mod dialogue;
 mod drive;
+mod http;
 mod javascript;
 mod mcp;
+mod provider;
+mod usage;
 
 use std::path::{Path, PathBuf};
 
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use self::broker::Broker;
 use self::dialogue::Dialogue;
+pub use self::provider::HostKeys;
+use self::provider::Provider;
 use super::sandbox::{self, Launch, Sandbox, SandboxError};
 use crate::acp::code::{Code, Error};
 use crate::acp::json;
-use crate::acp::objects::{Isolation, SandboxPolicy};
+use crate::acp::objects::{Isolation, Runtime, SandboxPolicy};
 pub use crate::acp::run::{Ended, Job, Progress, Ran, RunFacts};
+use crate::acp::value::Name;
 
 /// Most bytes of an input (design 17, the ceiling).
 const INPUT_MAX: usize = 2 << 20;
@@ -135,8 +143,30 @@ pub struct AdapterOptions {
     pub extra_args: Vec<String>,
     /// `--isolation`: the one level to run at; every usable one by default.
     pub isolation: Option<Isolation>,
+    /// The owner's keys of providers.
+    pub keys: HostKeys,
     /// Where and how runs are made.
     pub sandbox: sandbox::Settings,
+}
+
+impl AdapterOptions {
+    /// Of this kind, with this work directory, and everything else by default.
+    #[must_use]
+    pub fn new(kind: AdapterKind, work_dir: PathBuf) -> Self {
+        Self {
+            kind,
+            cmd: None,
+            tool: None,
+            model: None,
+            endpoint: None,
+            api_style: ApiStyle::default(),
+            program: None,
+            extra_args: Vec::new(),
+            isolation: None,
+            keys: HostKeys::default(),
+            sandbox: sandbox::Settings::new(work_dir),
+        }
+    }
 }
 
 /// What a run is told, and tells, while it goes on.
@@ -158,6 +188,7 @@ pub struct Adapter {
     words: Vec<String>,
     sandbox: Sandbox,
     levels: Vec<Isolation>,
+    provider: Option<Provider>,
 }
 
 impl Adapter {
@@ -176,16 +207,31 @@ impl Adapter {
         if options.kind == AdapterKind::Mcp && options.tool.is_none() {
             return Err(AdapterError::Missing("mcp", "--tool NAME"));
         }
+        if options.kind == AdapterKind::Openai && options.model.is_none() {
+            return Err(AdapterError::Missing("openai", "--model MODEL"));
+        }
+        let provider = Provider::of(&options)?;
         let sandbox = Sandbox::new(options.sandbox.clone())?;
         let mut levels = sandbox.available();
+        match options.kind {
+            // The broker of the key is outside of every box, and a container has no such program.
+            AdapterKind::Claude | AdapterKind::Codex => {
+                levels.retain(|level| !sandbox::in_box(*level));
+            }
+            // No program runs, so what `subprocess` promises holds, and nothing more is claimed.
+            AdapterKind::Openai => levels = vec![Isolation::Subprocess, Isolation::None],
+            AdapterKind::Command | AdapterKind::Mcp | AdapterKind::Sandbox => {}
+        }
         if let Some(only) = options.isolation {
-            let level = sandbox.levels().iter().find(|level| level.isolation == only);
-            if let Some(why) = level.and_then(|level| level.missing.clone()) {
+            levels.retain(|level| *level == only);
+            if levels.is_empty() {
+                let level = sandbox.levels().iter().find(|level| level.isolation == only);
+                let why = level.and_then(|level| level.missing.clone());
+                let why = why.unwrap_or_else(|| "this adapter does not work in it".to_owned());
                 return Err(AdapterError::NoIsolation(only.as_str(), why));
             }
-            levels.retain(|level| *level == only);
         }
-        Ok(Self { options, words, sandbox, levels })
+        Ok(Self { options, words, sandbox, levels, provider })
     }
 
     /// Its kind.
@@ -231,11 +277,34 @@ impl Adapter {
     /// Makes one run. Cancelling is by [`Control::cancel`]; dropped, the run is killed without a
     /// report.
     pub async fn run(&self, job: Job, control: Control) -> Ran {
-        drive::run(self, job, control).await
+        match &self.provider {
+            Some(provider) if self.kind() == AdapterKind::Openai => {
+                http::run(self, provider, job, control).await
+            }
+            _ => drive::run(self, job, control).await,
+        }
+    }
+
+    /// What runs a job at `isolation`.
+    fn runtime(&self, isolation: Isolation) -> Runtime {
+        if self.kind() == AdapterKind::Openai {
+            let version =
+                concat!(env!("CARGO_PKG_VERSION"), "; no program runs; enforced: output time");
+            return Runtime {
+                name: Name::lossy("commsd"),
+                version: Name::lossy(version),
+                image_digest: None,
+            };
+        }
+        self.sandbox.runtime(isolation)
     }
 
     /// How the program is started and spoken to.
-    fn launch(&self, job: &Job) -> Result<(Launch, Box<dyn Dialogue>), Error> {
+    fn launch(
+        &self,
+        job: &Job,
+        broker: Option<&Broker>,
+    ) -> Result<(Launch, Box<dyn Dialogue>), Error> {
         let input = json::canonical(&job.input)?;
         if input.len() > INPUT_MAX {
             return Err(Error::new(Code::TooLarge, "the input is larger than 2 MiB"));
@@ -249,8 +318,7 @@ impl Adapter {
             policy: sandbox::applied(&job.policy, job.isolation),
             max_wall_ms: job.max_wall_ms.min(sandbox::WALL_MAX_MS),
             max_stdout_bytes: job.max_output_bytes,
-            port: None,
-            read_paths: Vec::new(),
+            port: broker.map(|broker| broker.port),
         };
         let dialogue: Box<dyn Dialogue> = match self.kind() {
             AdapterKind::Command => Box::new(command::Plain::new(launch.input.clone())),
@@ -260,11 +328,13 @@ impl Adapter {
             }
             AdapterKind::Claude => {
                 launch.argv.extend(claude::arguments(&self.options));
+                launch.env.extend(claude::environment(broker));
                 launch.max_stdout_bytes = dialogue::STREAM_MAX;
                 Box::new(claude::Claude::new(&launch.input))
             }
             AdapterKind::Codex => {
-                launch.argv.extend(codex::arguments(&self.options));
+                launch.argv.extend(codex::arguments(&self.options, broker));
+                launch.env.extend(codex::environment(broker));
                 launch.max_stdout_bytes = dialogue::STREAM_MAX;
                 Box::new(codex::Codex::new(&launch.input))
             }
@@ -273,8 +343,9 @@ impl Adapter {
                 let tool = self.options.tool.clone().unwrap_or_default();
                 Box::new(mcp::Call::new(tool, job.input.clone()))
             }
+            // It has a provider always, and starts no program.
             AdapterKind::Openai => {
-                return Err(Error::new(Code::AdapterFailed, "the HTTP adapter starts no program"));
+                return Err(Error::new(Code::AdapterFailed, "the HTTP adapter has no provider"));
             }
         };
         Ok((launch, dialogue))

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use super::confine::{Confinement, Files, Limits, Sockets};
 use super::level::{greeting_argv, run_briefly};
-use super::{FIRST_ARGUMENT, Sandbox, SandboxError};
+use super::session::find_program;
+use super::{FIRST_ARGUMENT, Sandbox, SandboxError, Settings};
 use crate::acp::objects::{Isolation, SandboxPolicy};
 use crate::acp::value::Digest;
 
@@ -58,7 +59,7 @@ pub(super) fn seen(isolation: Isolation, places: &Places) -> [PathBuf; 3] {
 }
 
 /// Whether the level has a file system of its own.
-pub(super) const fn in_box(isolation: Isolation) -> bool {
+pub(in crate::runtime) const fn in_box(isolation: Isolation) -> bool {
     matches!(isolation, Isolation::Oci | Isolation::Namespace)
 }
 
@@ -66,8 +67,8 @@ pub(super) const fn in_box(isolation: Isolation) -> bool {
 pub(super) struct Boxed<'a> {
     pub isolation: Isolation,
     pub argv: &'a [String],
-    /// Names of the environment's variables, for an engine that passes on only what it is told.
-    pub names: Vec<&'a str>,
+    /// Variables, for an engine that passes on only what it is told.
+    pub env: &'a [(String, String)],
     pub policy: &'a SandboxPolicy,
     pub places: &'a Places,
     /// Paths that may be read besides the system's.
@@ -178,9 +179,9 @@ impl Boxed<'_> {
         argv.push(format!("type=bind,source={},target={INPUT_INSIDE},readonly", input.display()));
         argv.push("--mount".to_owned());
         argv.push(format!("type=bind,source={},target={PROGRESS_INSIDE}", progress.display()));
-        for name in &self.names {
-            // By name: the values come from the environment, and stand in no argument list.
-            argv.extend(words(&["--env", name]));
+        for (name, value) in self.env.iter().filter(|(name, _)| name != "PATH") {
+            // No secret is among them: an adapter with a broker does not run in a box.
+            argv.extend(words(&["--env", &format!("{name}={value}")]));
         }
         argv.extend(words(&["--entrypoint", self.argv.first().map_or("", String::as_str)]));
         argv.push(engine.image.clone());
@@ -248,7 +249,7 @@ pub(super) fn namespace_trial(executable: &Path) -> Result<Vec<String>, String> 
     let boxed = Boxed {
         isolation: Isolation::Namespace,
         argv: &[],
-        names: Vec::new(),
+        env: &[],
         policy: &policy,
         places: &places,
         read: &[],
@@ -261,10 +262,10 @@ pub(super) fn namespace_trial(executable: &Path) -> Result<Vec<String>, String> 
 /// A container engine that has the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Engine {
-    /// `podman`, else `docker`: the path.
+    /// Its path.
     pub program: String,
-    /// Which of them.
-    pub name: &'static str,
+    /// Its name.
+    pub name: String,
     /// The image asked for.
     pub image: String,
     /// Its digest, where the engine tells.
@@ -273,26 +274,34 @@ pub(super) struct Engine {
 
 impl Engine {
     /// The first engine that answers and has the image. Nothing is ever pulled.
-    pub fn find(image: &str) -> Result<Self, String> {
+    pub fn find(settings: &Settings) -> Result<Self, String> {
+        let known = ["podman".to_owned(), "docker".to_owned()];
+        let wanted = match &settings.engine {
+            Some(path) => vec![path.to_string_lossy().into_owned()],
+            None => known.into(),
+        };
         let mut missing = Vec::new();
-        for name in ["podman", "docker"] {
-            let Some(program) = super::session::find_program(name) else {
-                missing.push(format!("no {name}"));
-                continue;
-            };
-            let mut command = Command::new(&program);
-            command.args(["image", "inspect", "--format", "{{.Id}}", image]);
-            match run_briefly(command) {
-                Ok((id, _)) if !id.trim().is_empty() => {
-                    let id = id.trim();
-                    let digest =
-                        Digest::parse(id).or_else(|_| Digest::parse(&format!("sha256:{id}")));
-                    let image = image.to_owned();
-                    return Ok(Self { program, name, image, digest: digest.ok() });
-                }
-                Ok((_, complaint)) | Err(complaint) => missing.push(format!("{name}: {complaint}")),
+        for name in wanted {
+            match Self::try_one(&name, &settings.image) {
+                Ok(engine) => return Ok(engine),
+                Err(why) => missing.push(format!("{name}: {why}")),
             }
         }
         Err(missing.join("; "))
+    }
+
+    fn try_one(wanted: &str, image: &str) -> Result<Self, String> {
+        let program = find_program(wanted).ok_or("not installed")?;
+        let mut command = Command::new(&program);
+        command.args(["image", "inspect", "--format", "{{.Id}}", image]);
+        let (id, complaint) = run_briefly(command)?;
+        let id = id.trim();
+        if id.is_empty() {
+            return Err(complaint);
+        }
+        let digest = Digest::parse(id).or_else(|_| Digest::parse(&format!("sha256:{id}")));
+        let name = Path::new(&program).file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        Ok(Self { program, name, image: image.to_owned(), digest: digest.ok() })
     }
 }

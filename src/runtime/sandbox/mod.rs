@@ -23,6 +23,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+pub(in crate::runtime) use boxes::in_box;
 pub use frame::Cause;
 pub use leftovers::reap_leftovers;
 pub use level::{Level, choose};
@@ -39,7 +40,7 @@ const PREFIX: &str = "run-";
 /// Bytes of stderr that are kept (design 10.3).
 pub const STDERR_MAX: u64 = 64 << 10;
 /// The image of containers (the public description's).
-pub const IMAGE: &str = "node:22-bookworm-slim";
+const IMAGE: &str = "node:22-bookworm-slim";
 
 /// Upper limits of a run (design 17): bytes of memory, processes, ms of processor time, bytes on
 /// disk. A manifest may ask for less.
@@ -114,8 +115,19 @@ pub struct Settings {
     pub executable: Option<PathBuf>,
     /// Image of containers.
     pub image: String,
+    /// Container engine; podman, else docker, by default.
+    pub engine: Option<PathBuf>,
     /// Paths that runs may read and run files of, besides the system's programs and libraries.
     pub read_paths: Vec<PathBuf>,
+}
+
+impl Settings {
+    /// With this work directory, and everything else by default.
+    #[must_use]
+    pub fn new(work_dir: PathBuf) -> Self {
+        let image = IMAGE.to_owned();
+        Self { work_dir, executable: None, image, engine: None, read_paths: Vec::new() }
+    }
 }
 
 /// What runs can be started with: the levels that were found to work.
@@ -141,7 +153,7 @@ impl Sandbox {
             Some(path) => path.clone(),
             None => std::env::current_exe().map_err(SandboxError::Supervisor)?,
         };
-        let engine = boxes::Engine::find(&settings.image);
+        let engine = boxes::Engine::find(&settings);
         let mut sandbox = Self { settings, executable, levels: Vec::new(), engine: None };
         sandbox.levels = level::probe(&sandbox, &engine);
         sandbox.engine = engine.ok();
@@ -160,7 +172,7 @@ impl Sandbox {
         let engine = self.engine.as_ref().filter(|_| isolation == Isolation::Oci);
         let (name, kept) = match isolation {
             Isolation::Oci => (
-                engine.map_or("container engine", |engine| engine.name),
+                engine.map_or("container engine", |engine| engine.name.as_str()),
                 "enforced: files network memory pids cpu disk output time; watched: none",
             ),
             Isolation::Namespace => (

@@ -47,8 +47,6 @@ pub struct Launch {
     pub max_stdout_bytes: u64,
     /// The one TCP port that may be connected to where the level judges that.
     pub port: Option<u16>,
-    /// Paths that may be read besides the sandbox's own.
-    pub read_paths: Vec<PathBuf>,
 }
 
 /// Something that a run did.
@@ -99,7 +97,7 @@ impl Sandbox {
     pub async fn start(&self, launch: Launch) -> Result<Session, SandboxError> {
         let run = run_id().map_err(SandboxError::Directory)?;
         let dir = self.settings.work_dir.join(&run);
-        let made = make_directory(&dir, &launch.input);
+        let made = make_directory(&dir, &launch.input, launch.isolation == Isolation::Oci);
         let session = match made {
             Ok(places) => self.start_in(&launch, &run, &dir, &places).await,
             Err(error) => Err(SandboxError::Directory(error)),
@@ -121,7 +119,6 @@ impl Sandbox {
         let unavailable = |why| SandboxError::Unavailable(isolation.as_str(), why);
         let mut argv = launch.argv.clone();
         let mut read = self.settings.read_paths.clone();
-        read.extend(launch.read_paths.iter().cloned());
         if let Some(program) = argv.first_mut().filter(|_| isolation != Isolation::Oci) {
             let found = find_program(program);
             *program =
@@ -133,11 +130,7 @@ impl Sandbox {
         let boxed = Boxed {
             isolation,
             argv: &argv,
-            names: env
-                .iter()
-                .map(|(name, _)| name.as_str())
-                .filter(|name| *name != "PATH")
-                .collect(),
+            env: &env,
             policy: &launch.policy,
             places,
             read: &read,
@@ -149,6 +142,9 @@ impl Sandbox {
         let executable = self.executable.to_str();
         let executable = executable.ok_or_else(|| unavailable("its path is not UTF-8".into()))?;
         let engine = self.engine.as_ref().filter(|_| isolation == Isolation::Oci);
+        // The engine's client needs to find its daemon and its storage; the command gets its own
+        // variables from the engine.
+        let env = if engine.is_some() { client_environment(run) } else { env };
         let start = Start {
             argv: [executable, FIRST_ARGUMENT, "confine", &text].map(str::to_owned).into(),
             env,
@@ -312,7 +308,9 @@ fn run_id() -> io::Result<String> {
     Ok(format!("{PREFIX}{}", BASE32_NOPAD.encode(&bytes).to_ascii_lowercase()))
 }
 
-fn make_directory(dir: &Path, input: &[u8]) -> io::Result<Places> {
+/// Makes a run's directory. A container's user is another one, so it may read the input and write its
+/// progress; the directory itself, which the container does not see, keeps all others out.
+fn make_directory(dir: &Path, input: &[u8], for_container: bool) -> io::Result<Places> {
     let places = Places {
         work: dir.join("work"),
         input: dir.join("input.json"),
@@ -330,7 +328,20 @@ fn make_directory(dir: &Path, input: &[u8]) -> io::Result<Places> {
         .write_all(input)?;
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mkfifoat(rustix::fs::CWD, &places.progress, mode)?;
+    if for_container {
+        for (path, mode) in [(&places.input, 0o444), (&places.progress, 0o622)] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+        }
+    }
     Ok(places)
+}
+
+/// What a container engine's client is given of this process's environment.
+fn client_environment(run: &str) -> Vec<(String, String)> {
+    let names = ["CONTAINER_HOST", "DOCKER_CONTEXT", "DOCKER_HOST", "HOME", "XDG_RUNTIME_DIR"];
+    let given = names.into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?)));
+    let own = [("PATH", PATH.to_owned()), (RUN_VARIABLE, run.to_owned())];
+    given.chain(own).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// Removes a run's directory, also where the command took rights from itself.

@@ -6,6 +6,7 @@
 //! and the run is killed. It is a child subreaper: a process that leaves its parents falls to it,
 //! and so cannot outlive the run.
 
+use std::fs::File;
 use std::io;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -38,8 +39,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 const ENGINE: Duration = Duration::from_secs(20);
 /// Frames that wait for the daemon; when it does not read, the command's output waits.
 const QUEUE: usize = 8;
-/// Most bytes of stdin that wait for the command: inputs are at most 2 MiB, and a conversation with
-/// a server sends one message at a time.
+/// Chunks of stdin, 4 MiB in all, that wait for the command: inputs are at most 2 MiB, and a
+/// conversation with a server sends one message at a time.
 const INPUT_WAITING: usize = 64;
 /// Longest line of progress; the rest of a longer one is dropped.
 const PROGRESS_LINE: usize = 4 << 10;
@@ -102,6 +103,8 @@ struct Run {
     limits: Watch,
     disk: std::path::PathBuf,
     container: Option<(String, String)>,
+    /// The environment that a container engine is called with.
+    env: Vec<(String, String)>,
     input: Option<mpsc::Sender<Vec<u8>>>,
     overflow: mpsc::Receiver<()>,
     streams: Vec<JoinHandle<()>>,
@@ -119,7 +122,8 @@ impl Run {
         let (program, arguments) =
             start.argv.split_first().ok_or_else(|| io::Error::other("no program"))?;
         // Opened for both, so that it never ends while writers come and go.
-        let progress = pipe::OpenOptions::new().read_write(true).open_receiver(&start.progress)?;
+        let progress = File::options().read(true).write(true).open(&start.progress)?;
+        let progress = pipe::Receiver::from_file(progress)?;
         let mut record = Record::of_supervisor();
         record.container = start.container.clone();
         record.write(&start.record)?;
@@ -149,6 +153,7 @@ impl Run {
             limits: start.watch,
             disk: start.disk.clone(),
             container: start.container.clone(),
+            env: start.env.clone(),
             input: Some(input),
             overflow,
             streams: vec![
@@ -236,6 +241,7 @@ impl Run {
         let me = getpid();
         let found = tree::descendants(me);
         let used = tree::usage(me, &found);
+        self.report.cpu_ms = self.report.cpu_ms.max(used.cpu_ms);
         let over = |used: u64, limit: Option<u64>| limit.is_some_and(|limit| used > limit);
         if over(used.processes, self.limits.pids) {
             self.kill(Cause::Processes);
@@ -254,7 +260,7 @@ impl Run {
     fn pause(&mut self, stop: bool) {
         if let Some((engine, name)) = &self.container {
             let order = if stop { "pause" } else { "unpause" };
-            let _said_once_is_enough = engine_order(engine, &[order, name]);
+            let _said_once_is_enough = engine_order(engine, &[order, name], &self.env);
         }
         let signal = if stop { Signal::STOP } else { Signal::CONT };
         for process in tree::descendants(getpid()) {
@@ -326,12 +332,13 @@ impl Run {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         if let Some((engine, name)) = &self.container {
-            remove_container(engine, name).await;
+            remove_container(engine, name, &self.env).await;
         }
         let now = Instant::now();
         let held = self.held_before + self.held.map_or(Duration::ZERO, |since| now - since);
         self.report.held_ms = u64::try_from(held.as_millis()).unwrap_or(u64::MAX);
-        self.report.cpu_ms = tree::usage(getpid(), &[]).cpu_ms;
+        // A process namespace that is killed takes what it used with it, so what was seen counts too.
+        self.report.cpu_ms = self.report.cpu_ms.max(tree::usage(getpid(), &[]).cpu_ms);
         let drained = async {
             for stream in &mut self.streams {
                 let _ended = stream.await;
@@ -344,9 +351,15 @@ impl Run {
 }
 
 /// An order to a container engine, not waited for.
-fn engine_order(engine: &str, arguments: &[&str]) -> io::Result<std::process::Child> {
+fn engine_order(
+    engine: &str,
+    arguments: &[&str],
+    env: &[(String, String)],
+) -> io::Result<std::process::Child> {
     Command::new(engine)
         .args(arguments)
+        .env_clear()
+        .envs(env.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -354,8 +367,8 @@ fn engine_order(engine: &str, arguments: &[&str]) -> io::Result<std::process::Ch
 }
 
 /// Removes the container, which does not end with the engine's client.
-async fn remove_container(engine: &str, name: &str) {
-    let Ok(mut child) = engine_order(engine, &["rm", "--force", name]) else { return };
+async fn remove_container(engine: &str, name: &str, env: &[(String, String)]) {
+    let Ok(mut child) = engine_order(engine, &["rm", "--force", name], env) else { return };
     let late = Instant::now() + ENGINE;
     while Instant::now() < late && matches!(child.try_wait(), Ok(None)) {
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::terminal::say;
@@ -24,7 +24,7 @@ use crate::cli::acp::args::{
 };
 use crate::cli::{exit, output};
 use crate::daemon::acp::delegation::{Standing, Watcher};
-use crate::daemon::acp::service::{self, Service};
+use crate::daemon::acp::service::Service;
 use crate::daemon::acp::{OfficeError, owner_dir, read_key, socket};
 
 /// The exit code for a failure that the daemon reports.
@@ -33,11 +33,6 @@ pub(super) fn daemon_exit(error: &ApiError) -> u8 {
         "RELAY_UNREACHABLE" | "no_daemon" => exit::NO_DAEMON,
         _ => exit::FAILED,
     }
-}
-
-/// A task, as programs are shown it.
-pub(super) fn standing(standing: &Standing) -> Value {
-    service::detailed(standing)
 }
 
 struct Unwatched;
@@ -108,6 +103,12 @@ fn word(value: &Value, name: &str) -> String {
 
 fn millis(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Serving tools over MCP is not the terminal's business.
+pub(super) fn mcp_server() -> Failure {
+    let todo = "not in this build";
+    Failure { error: ApiError::new("acp_mcp", "no MCP server here", todo), exit: exit::FAILED }
 }
 
 pub(super) fn invite(
@@ -226,7 +227,10 @@ fn task_text(task: &Value) -> String {
         rows.push(("because", format!("{}: {}", word(failure, "code"), word(failure, "message"))));
     }
     if let Some(progress) = task.get("lastProgress").filter(|value| !value.is_null()) {
-        rows.push(("progress", format!("{} {}", word(progress, "step"), word(progress, "message"))));
+        rows.push((
+            "progress",
+            format!("{} {}", word(progress, "step"), word(progress, "message")),
+        ));
     }
     if let Some(result) = task.get("deliverable").filter(|value| !value.is_null()) {
         rows.push(("result", output::printable(&result.to_string())));
@@ -296,6 +300,8 @@ fn answer(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

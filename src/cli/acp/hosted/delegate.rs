@@ -101,8 +101,10 @@ fn work(args: &DelegateArgs) -> Result<Work, Failure> {
     if args.multi == Some(Multi::Quorum)
         && work.output_schema.as_ref().is_some_and(orders::has_free_text)
     {
-        say("note: the output schema allows free text, which never agrees byte for byte; enums and \
-             integers do");
+        say(
+            "note: the output schema allows free text, which never agrees byte for byte; enums and \
+             integers do",
+        );
     }
     Ok(work)
 }
@@ -145,12 +147,7 @@ fn by_daemon(
     conclude(args, place, &answer)
 }
 
-fn here(
-    args: &DelegateArgs,
-    work: Work,
-    key: &Path,
-    place: &Place,
-) -> Result<ExitCode, Failure> {
+fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<ExitCode, Failure> {
     let mut options = place.office(key)?;
     options.relays = args.relay.iter().cloned().collect();
     options.endpoints = args.access.policy();
@@ -198,9 +195,9 @@ async fn delegate(
     let orders: Vec<Order> = office
         .look(move |owner| {
             let now = unix_now();
-            let named = to.iter().map(|to| {
-                orders::order(&work, orders::worker(owner, to, &relays, now)?, now)
-            });
+            let named = to
+                .iter()
+                .map(|to| orders::order(&work, orders::worker(owner, to, &relays, now)?, now));
             named.collect()
         })
         .await?;
@@ -213,8 +210,7 @@ async fn delegate(
         let size = args.quorum_size.map(|size| usize::from(size.get()));
         size.unwrap_or_else(|| delegation::default_quorum(orders.len()))
     });
-    let result =
-        delegation::delegate_group(office, orders, quorum, terminal, cancel).await?;
+    let result = delegation::delegate_group(office, orders, quorum, terminal, cancel).await?;
     Ok(service::group(&result, mode))
 }
 
@@ -228,12 +224,10 @@ fn conclude(args: &DelegateArgs, place: &Place, answer: &Value) -> Result<ExitCo
         bytes.push(b'\n');
         files::create(out, &bytes)?;
     }
-    if place.json {
-        output::print(&output::json_line(answer));
-    } else {
-        output::print(&text(answer, args.out.is_none()));
-    }
-    Ok(ExitCode::from(if settled { 0 } else { exit::FAILED }))
+    let said =
+        if place.json { output::json_line(answer) } else { text(answer, args.out.is_none()) };
+    let good = output::write_out(&said).is_ok() && settled;
+    Ok(ExitCode::from(if good { exit::DONE } else { exit::FAILED }))
 }
 
 /// What came of it, for people.

@@ -38,8 +38,8 @@ pub(super) fn run(audit_dir: Option<&Path>, place: &Place) -> Result<ExitCode, F
     } else {
         text(&scenarios, audit_dir, good)
     };
-    output::print(&text);
-    Ok(ExitCode::from(if good { 0 } else { exit::FAILED }))
+    let good = output::write_out(&text).is_ok() && good;
+    Ok(ExitCode::from(if good { exit::DONE } else { exit::FAILED }))
 }
 
 fn text(scenarios: &[Scenario], audit_dir: Option<&Path>, good: bool) -> String {
@@ -58,6 +58,7 @@ fn text(scenarios: &[Scenario], audit_dir: Option<&Path>, good: bool) -> String 
         let dir = output::printable(&dir.to_string_lossy());
         text += &format!("logs: {}\n", FILES.map(|name| format!("{dir}/{name}")).join(", "));
     }
-    text += if good { "all as it should be\n" } else { "something went otherwise than it should\n" };
+    text +=
+        if good { "all as it should be\n" } else { "something went otherwise than it should\n" };
     text
 }

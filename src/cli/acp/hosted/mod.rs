@@ -48,7 +48,7 @@ pub fn run(hosted: Hosted, around: &Surroundings<'_>, json: bool) -> ExitCode {
         HostedCommand::WorkerStart(args) => worker::run(&args, &place),
         HostedCommand::Delegate(args) => delegate::run(&args, &place, around),
         HostedCommand::Demo(audit_dir) => demo::run(audit_dir.as_deref(), &place),
-        HostedCommand::McpServer(args) => calls::mcp_server(&args, &place, around),
+        HostedCommand::McpServer(_) => Err(calls::mcp_server()),
         HostedCommand::InviteCreate(args) => calls::invite(&args, &place, around),
         HostedCommand::Revoke(args) => calls::revoke(&args, &place, around),
         HostedCommand::Tasks(args) => calls::tasks(&args, &place, around),

@@ -14,17 +14,13 @@ use crate::api::types::ApiError;
 use crate::cli::acp::Failure;
 use crate::cli::acp::args::{Adapter, ApiStyle, WorkerStartArgs};
 use crate::cli::{exit, output};
-use crate::daemon::acp::service::Service;
+use crate::daemon::acp::service::{self, Service};
 use crate::daemon::acp::worker::{self, Introduction};
 use crate::daemon::acp::{AuditPlan, socket};
-use crate::runtime::adapter::{AdapterKind, AdapterOptions, ApiStyle as Style};
-use crate::runtime::sandbox;
+use crate::runtime::adapter::{AdapterKind, AdapterOptions, ApiStyle as Style, HostKeys};
 
 /// Runs at one time.
 const MAX_RUNS: usize = 4;
-
-/// The image that containers are made of (the public text names it).
-const IMAGE: &str = "node:22-bookworm-slim";
 
 /// JavaScript that gives its input back: what the quick start does.
 const ECHO: &str = "return input;";
@@ -75,12 +71,7 @@ pub(super) fn run(args: &WorkerStartArgs, place: &Place) -> Result<ExitCode, Fai
             return Err(Failure { error, exit: exit::FAILED });
         }
         say(&format!("{} waits for tasks by {}", office.did(), args.relays.join(", ")));
-        tokio::spawn(worker::keep_card_up(
-            office.clone(),
-            transports,
-            introduction,
-            stop.clone(),
-        ));
+        tokio::spawn(worker::keep_card_up(office.clone(), transports, introduction, stop.clone()));
         let terminal = if args.auto_accept {
             Terminal::silent(key.clone(), true)
         } else {
@@ -95,7 +86,8 @@ pub(super) fn run(args: &WorkerStartArgs, place: &Place) -> Result<ExitCode, Fai
         match followed.map_err(protocol)? {
             Some(standing) => {
                 if place.json {
-                    output::print(&output::json_line(&super::calls::standing(&standing)));
+                    // What was done is done; a reader that has gone changes nothing of it.
+                    let _ = output::write_out(&output::json_line(&service::detailed(&standing)));
                 }
                 Ok(match standing.status() {
                     "SETTLED" => ExitCode::SUCCESS,
@@ -142,7 +134,6 @@ fn adapter(args: &WorkerStartArgs) -> AdapterOptions {
     };
     let echo = (kind == AdapterKind::Sandbox).then(|| ECHO.to_owned());
     AdapterOptions {
-        kind,
         cmd: args.cmd.clone().or(echo),
         tool: args.tool.as_ref().map(|tool| (**tool).to_owned()),
         model: args.model.as_ref().map(|model| (**model).to_owned()),
@@ -151,15 +142,9 @@ fn adapter(args: &WorkerStartArgs) -> AdapterOptions {
             ApiStyle::Openai => Style::Openai,
             ApiStyle::Anthropic => Style::Anthropic,
         },
-        program: None,
-        extra_args: Vec::new(),
         isolation: args.isolation,
-        sandbox: sandbox::Settings {
-            // The office has its own place for it.
-            work_dir: PathBuf::new(),
-            executable: None,
-            image: IMAGE.into(),
-            read_paths: Vec::new(),
-        },
+        keys: HostKeys::from_env(),
+        // The office has its own place for runs.
+        ..AdapterOptions::new(kind, PathBuf::new())
     }
 }
