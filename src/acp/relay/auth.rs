@@ -1,5 +1,5 @@
 //! RelayAuth tokens (design 11.2): how a client makes one, and what a relay checks before it looks
-//! at the nonce. Whether a nonce was seen is [`super::nonces`]' business; where a token travels is
+//! at the nonce. Whether a nonce was seen is the relay's business; where a token travels is
 //! the server's.
 
 use data_encoding::BASE64URL_NOPAD;
