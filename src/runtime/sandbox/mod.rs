@@ -1,9 +1,9 @@
 //! Worker runs kept apart from the machine (design 10): five levels of isolation, what each takes,
 //! and the life of one run. What runs, and what its output means, is [`super::adapter`]'s.
 //!
-//! The stages are processes of this executable, run again with [`FIRST_ARGUMENT`]:
-//! daemon -> supervisor ([`supervisor`]: streams, limits, the end of every descendant) -> confine
-//! ([`confine`]: restricts itself) -> the command; with a box ([`boxes`]) between the last two at the
+//! The stages are processes of this executable, run again with `__sandbox`:
+//! daemon -> supervisor (`supervisor`: streams, limits, the end of every descendant) -> confine
+//! (`confine`: restricts itself) -> the command; with a box (`boxes`) between the last two at the
 //! levels `namespace` and `oci`. `docs/sandbox.md` says what each level really enforces.
 
 mod boxes;
