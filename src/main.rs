@@ -154,7 +154,7 @@ fn acp(args: &AcpArgs, invocation: &Invocation) -> ExitCode {
             ))
         },
     };
-    hosted::run(hosted, &around, json)
+    hosted::run(*hosted, &around, json)
 }
 
 /// The relay of the Agent Collaboration Protocol, in the foreground.
