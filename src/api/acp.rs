@@ -117,6 +117,28 @@ pub enum AcpCall {
     ExportAudit(ExportAudit),
 }
 
+impl AcpCall {
+    /// Whether it changes nothing: for those who may only look.
+    #[must_use]
+    pub const fn only_reads(&self) -> bool {
+        match self {
+            Self::Whoami
+            | Self::VerifyAuditBundle(_)
+            | Self::TaskStatus(_)
+            | Self::ListTasks(_)
+            | Self::DiscoverWorkers(_)
+            | Self::ListApprovals
+            | Self::ExportAudit(_) => true,
+            Self::DelegateTask(_)
+            | Self::DelegateMulti(_)
+            | Self::CreateInvite(_)
+            | Self::RevokeToken(_)
+            | Self::CancelTask(_)
+            | Self::Answer(_) => false,
+        }
+    }
+}
+
 /// `acp_delegate_task`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

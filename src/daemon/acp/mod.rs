@@ -1,7 +1,7 @@
 //! The Agent Collaboration Protocol at work: owners with their stores, relays and runs, inside the
 //! daemon or as programs of their own (`commsd acp worker --key`, `delegate --key`, `demo`).
 //!
-//! `setup` makes an office, `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
+//! `setup` makes an office, `program` makes it a program of its own, `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
 //! `audit` the files, `tools` what workers may be granted. What a command does with an office stands
 //! in `worker`, `delegation` and `demo`.
 
@@ -11,6 +11,7 @@ pub mod demo;
 mod office;
 pub mod orders;
 mod outbox;
+pub mod program;
 pub mod service;
 mod setup;
 pub mod socket;
@@ -21,6 +22,7 @@ pub mod worker;
 use std::path::PathBuf;
 
 use crate::acp::code::{Code, Error};
+pub use crate::daemon::StartError;
 use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::EntropyError;
 use crate::runtime::adapter::AdapterError;
