@@ -309,6 +309,8 @@ fn resolve(invocation: &Invocation) -> Result<Config, ConfigError> {
         listen: config::flag("--listen", run.listen)?,
         hub: run.hub,
         ephemeral: run.ephemeral,
+        acp_relays: None,
+        acp_allow_insecure: false,
         log: config::flag("--log", run.log)?,
         log_filter: None,
     };

@@ -161,7 +161,7 @@ impl AuditFiles {
         }
         writer.entries = log.entries().len();
         writer.alone.extend(alone(log, from));
-        Ok((!lines.is_empty()).then(|| Lines { to: To::Task(*task), lines }))
+        Ok((!lines.is_empty()).then_some(Lines { to: To::Task(*task), lines }))
     }
 
     /// Appends lines, and waits for the disk: a countersignature leaves only then (design 8.2).

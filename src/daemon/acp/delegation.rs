@@ -234,7 +234,7 @@ impl<'a> Cancelling<'a> {
         }
         self.wish.cancelled().await;
         self.given_up_at = Some(tokio::time::Instant::now() + CANCEL_TIME);
-        for task in tasks.to_vec() {
+        for &task in tasks {
             let asked = office.act(move |owner, now, entropy| {
                 owner.cancel(&task, "cancelled by its owner", now, entropy).map(|out| ((), out))
             });

@@ -1,7 +1,7 @@
 //! The Agent Collaboration Protocol at work: owners with their stores, relays and runs, inside the
 //! daemon or as programs of their own (`commsd acp worker --key`, `delegate --key`, `demo`).
 //!
-//! `setup` makes an office, `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
+//! `resident` keeps the daemon's own. `setup` makes an office, `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
 //! `audit` the files, `tools` what workers may be granted. What a command does with an office stands
 //! in `worker`, `delegation` and `demo`.
 
@@ -11,6 +11,7 @@ pub mod demo;
 mod office;
 pub mod orders;
 mod outbox;
+pub mod resident;
 pub mod service;
 mod setup;
 pub mod socket;
@@ -21,6 +22,7 @@ pub mod worker;
 use std::path::PathBuf;
 
 use crate::acp::code::{Code, Error};
+use crate::api::types::ApiError;
 use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::EntropyError;
 use crate::runtime::adapter::AdapterError;
@@ -125,6 +127,15 @@ impl OfficeError {
             Self::State { .. } => Some("choose another directory with --state-dir"),
             Self::Key { .. } => Some("make one with acp keygen FILE"),
             _ => None,
+        }
+    }
+}
+
+impl From<OfficeError> for ApiError {
+    fn from(error: OfficeError) -> Self {
+        match error.todo() {
+            Some(todo) => Self::new(error.code(), error.to_string(), todo),
+            None => Self::plain(error.code(), error.to_string()),
         }
     }
 }

@@ -116,12 +116,7 @@ fn stop_signals() -> Result<CancellationToken, Failure> {
 impl From<OfficeError> for Failure {
     fn from(error: OfficeError) -> Self {
         let exit = if error.is_usage() { exit::USAGE } else { exit::FAILED };
-        match error.todo() {
-            Some(todo) => {
-                Self { error: ApiError::new(error.code(), error.to_string(), todo), exit }
-            }
-            None => Self { error: ApiError::plain(error.code(), error.to_string()), exit },
-        }
+        Self { error: error.into(), exit }
     }
 }
 
