@@ -9,9 +9,13 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use commsd::acp::audit::{AuditLog, JsonlWriter, to_bundle};
 use commsd::acp::did::Secret;
+use commsd::acp::value::Digest;
+use commsd::codec::time::UnixMillis;
 use serde_json::{Value, json};
 
+use crate::gateways;
 use crate::support::{digest, golden, jcs, person};
 
 /// Where a command runs.
@@ -83,22 +87,35 @@ impl Place {
 
     /// A key of the vectors as a file: 1 is the requester of the golden log, 2 its worker.
     fn key(&self, n: u8, name: &str) {
-        let file = person(n).secret().to_key_file(commsd::codec::time::UnixMillis(0));
+        let file = person(n).secret().to_key_file(UnixMillis(0));
         self.write(name, &file);
     }
 }
 
+/// A settled log of the past, by Alice and Bob; the golden one may be in the future of this clock.
+fn settled() -> AuditLog {
+    let pair = gateways::settled(1_750_000_000_000);
+    AuditLog::of(pair.gateways[0].task(&pair.task).unwrap())
+}
+
+/// The same as a file.
+fn jsonl(log: &AuditLog) -> Vec<u8> {
+    JsonlWriter::whole(log, false).unwrap()
+}
+
+/// The same as a bundle that Bob has exported.
+fn bundle(log: &AuditLog) -> Vec<u8> {
+    jcs(&json!(to_bundle(log, &person(2).secret(), UnixMillis(1_760_000_000_000)).unwrap()))
+}
+
 /// An entry less, so that the task is still going on.
-fn open_log() -> Vec<u8> {
-    let whole = golden("acp-audit-settled.v1.jsonl");
-    let text = std::str::from_utf8(&whole).unwrap();
-    let last = text.trim_end().rfind("\n{\"digest\"").unwrap();
-    // Objects before the last entry would be named by nobody.
-    let lines: Vec<&str> = text[..=last].lines().collect();
-    let entries = lines.iter().rposition(|line| line.contains("\"kind\":\"entry\"")).unwrap();
-    let mut kept = lines[..=entries].join("\n");
-    kept.push('\n');
-    kept.into_bytes()
+fn open(mut log: AuditLog) -> AuditLog {
+    let last = log.entries.pop().unwrap();
+    // What only it has named goes with it.
+    let named = |d: &Digest| log.entries.iter().any(|entry| entry.payload.contains(d));
+    let gone: Vec<Digest> = last.payload.into_iter().filter(|digest| !named(digest)).collect();
+    gone.iter().for_each(|digest| drop(log.objects.remove(digest)));
+    log
 }
 
 #[test]
@@ -186,10 +203,11 @@ fn wrong_command_lines_are_usage() {
 #[test]
 fn logs_are_verified_and_the_exit_code_tells() {
     let place = Place::new();
-    place.write("log.jsonl", &golden("acp-audit-settled.v1.jsonl"));
-    place.write("bundle.json", &golden("acp-bundle-settled.v1.json"));
-    place.write("open.jsonl", &open_log());
-    let mut torn = golden("acp-audit-settled.v1.jsonl");
+    let log = settled();
+    place.write("log.jsonl", &jsonl(&log));
+    place.write("bundle.json", &bundle(&log));
+    place.write("open.jsonl", &jsonl(&open(log.clone())));
+    let mut torn = jsonl(&log);
     torn.extend_from_slice(b"{\"digest\":");
     place.write("torn.jsonl", &torn);
     for name in ["log.jsonl", "bundle.json", "torn.jsonl"] {
@@ -206,8 +224,7 @@ fn logs_are_verified_and_the_exit_code_tells() {
 
     // An anchor that fits, one of another head, and a checkpoint that knows more.
     let report = place.acp(&["audit-verify", "log.jsonl", "--json"]).json();
-    let bundle: Value = serde_json::from_slice(&golden("acp-bundle-settled.v1.json")).unwrap();
-    let mut anchor = json!({ "taskId": report["taskId"], "actors": bundle["genesis"]["actors"],
+    let mut anchor = json!({ "taskId": report["taskId"], "actors": log.genesis.actors,
                              "head": report["head"] });
     place.write("anchor.json", &jcs(&anchor));
     assert_eq!(place.acp(&["audit-verify", "log.jsonl", "anchor.json"]).code, Some(0));
@@ -228,7 +245,7 @@ fn logs_are_verified_and_the_exit_code_tells() {
     assert!(!place.path("eve.json").exists());
 
     // What is no log, and what is no file.
-    let text = String::from_utf8(golden("acp-audit-settled.v1.jsonl")).unwrap();
+    let text = String::from_utf8(jsonl(&log)).unwrap();
     place.write("bent.jsonl", text.replacen("SETTLE", "SETTLÉ", 1).as_bytes());
     place.write("empty", b"");
     place.write("junk", b"hello\nthere\n");
@@ -249,9 +266,10 @@ fn logs_are_verified_and_the_exit_code_tells() {
 #[test]
 fn copies_are_compared() {
     let place = Place::new();
-    place.write("log.jsonl", &golden("acp-audit-settled.v1.jsonl"));
-    place.write("bundle.json", &golden("acp-bundle-settled.v1.json"));
-    place.write("open.jsonl", &open_log());
+    let log = settled();
+    place.write("log.jsonl", &jsonl(&log));
+    place.write("bundle.json", &bundle(&log));
+    place.write("open.jsonl", &jsonl(&open(log.clone())));
     for (first, second, result) in [
         ("log.jsonl", "bundle.json", "equal"),
         ("log.jsonl", "open.jsonl", "prefix"),
@@ -267,7 +285,7 @@ fn copies_are_compared() {
 #[test]
 fn logs_change_their_form_and_nothing_else() {
     let place = Place::new();
-    let whole = golden("acp-audit-settled.v1.jsonl");
+    let whole = jsonl(&settled());
     place.write("log.jsonl", &whole);
     place.key(2, "bob");
     let needs_key = place.acp(&["audit-export", "log.jsonl", "bundle.json", "--json"]);

@@ -36,21 +36,25 @@ impl Pair {
     }
 
     pub fn with(admission: Admission, change: impl FnOnce(&mut TaskManifest)) -> Self {
+        Self::starting(START, admission, change)
+    }
+
+    fn starting(start: u64, admission: Admission, change: impl FnOnce(&mut TaskManifest)) -> Self {
         let mut entropy = SeededEntropy::new(5);
         let [mut alice, mut bob] = [1, 2].map(|n| Gateway::new(person(n).secret(), None));
         bob.admission = admission;
         let key = person(1).secret();
-        let mut cx = Cx { key: &key, now: UnixMillis(START), entropy: &mut entropy };
+        let mut cx = Cx { key: &key, now: UnixMillis(start), entropy: &mut entropy };
         let input = json!({ "q": 1 });
         let manifest = manifest_with(&mut cx, &input, 0, change);
-        let offer = Time::from(UnixMillis(START + 600_000));
+        let offer = Time::from(UnixMillis(start + 600_000));
         let contract = steps::contract(&mut cx, manifest, bob.did(), None, vec![], offer).unwrap();
         let out =
-            alice.propose(&contract, input, vec![], None, UnixMillis(START), &mut entropy).unwrap();
+            alice.propose(&contract, input, vec![], None, UnixMillis(start), &mut entropy).unwrap();
         let mut pair = Self {
             gateways: [alice, bob],
             entropy,
-            now: START,
+            now: start,
             task: out.task,
             records: Default::default(),
             secrets: Default::default(),
@@ -128,9 +132,9 @@ fn deliver(cx: &mut Cx<'_>, view: &View) -> Wish {
     steps::deliver(cx, view, json!({ "a": 2 }), &usage.unwrap(), None).unwrap()
 }
 
-#[test]
-fn a_whole_task_by_envelopes() {
-    let mut pair = Pair::new(Admission::Anyone);
+/// A task from its order, made at `start`, to its settlement.
+pub fn settled(start: u64) -> Pair {
+    let mut pair = Pair::starting(start, Admission::Anyone, |_| {});
     pair.settle_down();
     pair.act(1, accept);
     pair.settle_down();
@@ -151,6 +155,12 @@ fn a_whole_task_by_envelopes() {
         steps::settle(cx, view, &yes).unwrap()
     });
     pair.settle_down();
+    pair
+}
+
+#[test]
+fn a_whole_task_by_envelopes() {
+    let mut pair = settled(START);
     for who in [0, 1] {
         let log = pair.gateways[who].task(&pair.task).unwrap();
         assert_eq!(log.view().state(), Some(State::Settled));

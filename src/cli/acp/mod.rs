@@ -39,7 +39,7 @@ pub enum Dispatch {
     /// It is done.
     Done(ExitCode),
     /// It needs more than the command line.
-    Hosted(Hosted),
+    Hosted(Box<Hosted>),
 }
 
 /// A command that needs a relay server, a gateway, or the daemon, and what all of them take.
@@ -139,7 +139,8 @@ pub(super) fn as_subcommand(args: &mut Vec<OsString>) {
 #[must_use]
 pub fn run(args: AcpArgs, json: bool) -> Dispatch {
     let AcpArgs { config, state_dir, verbose, command } = args;
-    let hosted = |command| Dispatch::Hosted(Hosted { config, state_dir, verbose, command });
+    let hosted =
+        |command| Dispatch::Hosted(Box::new(Hosted { config, state_dir, verbose, command }));
     let done = match command {
         AcpCommand::Keygen { path } => local::keygen(&path, json),
         AcpCommand::Approve(args) => local::approve(&args, json),

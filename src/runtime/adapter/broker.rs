@@ -178,8 +178,9 @@ impl Shared {
         *asked.method_mut() = head.method;
         *asked.uri_mut() = path.parse().map_err(|_| StatusCode::BAD_REQUEST)?;
         copy(&ASKED, &head.headers, asked.headers_mut());
-        let key = self.provider.key_value().ok_or(StatusCode::BAD_GATEWAY)?;
-        asked.headers_mut().insert(self.provider.key_header(), key);
+        if let Some(key) = self.provider.key_value() {
+            asked.headers_mut().insert(self.provider.key_header(), key);
+        }
         // At the end of a budget calls wait (decision 46).
         let mut hold = self.hold.clone();
         if hold.wait_for(|held| !held).await.is_err() {

@@ -142,7 +142,7 @@ async fn converse(
     };
     let (mut cancelled, mut watching) = (false, true);
     let lost = Instant::now() + wall + HOLD_MAX + SLACK;
-    let mut held_until = None;
+    let (mut held_since, mut may_hold) = (None::<Instant>, HOLD_MAX);
     let mut farewell_until = None;
     let mut steps = dialogue.open();
     // A run may begin held.
@@ -171,8 +171,11 @@ async fn converse(
             }
             changed = hold.changed(), if watching => {
                 watching = changed.is_ok();
-                let held = watching && *hold.borrow_and_update();
-                held_until = held.then(|| Instant::now() + HOLD_MAX);
+                if let Some(since) = held_since.take() {
+                    may_hold = may_hold.saturating_sub(since.elapsed());
+                }
+                let held = watching && *hold.borrow_and_update() && !may_hold.is_zero();
+                held_since = held.then(Instant::now);
                 session.hold(held).await;
             }
             metrics = counted(&mut taken) => tell(Progress {
@@ -181,8 +184,8 @@ async fn converse(
                 message: String::new(),
                 metrics,
             }),
-            () = until(held_until) => {
-                (watching, held_until) = (false, None);
+            () = until(held_since.map(|since| since + may_hold)) => {
+                (held_since, may_hold) = (None, Duration::ZERO);
                 session.hold(false).await;
             }
             () = until(farewell_until) => {

@@ -220,7 +220,9 @@ impl Adapter {
             }
             // No program runs, so what `subprocess` promises holds, and nothing more is claimed.
             AdapterKind::Openai => levels = vec![Isolation::Subprocess, Isolation::None],
-            AdapterKind::Command | AdapterKind::Mcp | AdapterKind::Sandbox => {}
+            // It is never run without any level.
+            AdapterKind::Sandbox => levels.retain(|level| *level != Isolation::None),
+            AdapterKind::Command | AdapterKind::Mcp => {}
         }
         if let Some(only) = options.isolation {
             levels.retain(|level| *level == only);

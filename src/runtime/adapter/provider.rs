@@ -83,8 +83,9 @@ impl Provider {
             AdapterKind::Openai => options.api_style,
             AdapterKind::Command | AdapterKind::Mcp | AdapterKind::Sandbox => return Ok(None),
         };
-        let needs_key = options.kind != AdapterKind::Openai;
-        if needs_key && options.keys.of(style).is_none() {
+        // An endpoint of the owner's own, a local one perhaps, may need no key.
+        let is_named = options.kind == AdapterKind::Openai || options.endpoint.is_some();
+        if !is_named && options.keys.of(style).is_none() {
             return Ok(None);
         }
         let default = match style {

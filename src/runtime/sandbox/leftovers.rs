@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
+use super::level::run_briefly;
 use super::tree;
 use crate::identity::process::{Liveness, Processes as _, SystemProcesses};
 
@@ -106,12 +107,9 @@ pub(super) fn reap(dir: &Path) {
         std::thread::sleep(Duration::from_millis(5));
     }
     if let Some((engine, name)) = &record.container {
-        let _nothing_left_to_remove = std::process::Command::new(engine)
-            .args(["rm", "--force", name])
-            .stdin(std::process::Stdio::null())
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .status();
+        let mut command = std::process::Command::new(engine);
+        command.args(["rm", "--force", name]);
+        let _nothing_left_to_remove = run_briefly(command);
     }
     // What cannot be removed is tried again at the next start.
     let _tried_again = fs::remove_dir_all(dir);

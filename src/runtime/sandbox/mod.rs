@@ -1,9 +1,9 @@
 //! Worker runs kept apart from the machine (design 10): five levels of isolation, what each takes,
 //! and the life of one run. What runs, and what its output means, is [`super::adapter`]'s.
 //!
-//! The stages are processes of this executable, run again with [`FIRST_ARGUMENT`]:
-//! daemon -> supervisor ([`supervisor`]: streams, limits, the end of every descendant) -> confine
-//! ([`confine`]: restricts itself) -> the command; with a box ([`boxes`]) between the last two at the
+//! The stages are processes of this executable, run again with `__sandbox`:
+//! daemon -> supervisor (`supervisor`: streams, limits, the end of every descendant) -> confine
+//! (`confine`: restricts itself) -> the command; with a box (`boxes`) between the last two at the
 //! levels `namespace` and `oci`. `docs/sandbox.md` says what each level really enforces.
 
 mod boxes;
@@ -173,7 +173,7 @@ impl Sandbox {
         let (name, kept) = match isolation {
             Isolation::Oci => (
                 engine.map_or("container engine", |engine| engine.name.as_str()),
-                "enforced: files network memory pids cpu disk output time; watched: none",
+                "enforced: files network memory pids disk output time, cpu by process; watched: none",
             ),
             Isolation::Namespace => (
                 "commsd with bubblewrap",
@@ -222,11 +222,23 @@ fn most() -> SandboxPolicy {
     }
 }
 
-/// `policy` as it is applied at `isolation`: never above the limits here. Lists of hosts are not
-/// offered: nothing is reachable.
+/// `policy` as it is applied at `isolation`: never above the limits here, and without limits (the
+/// largest numbers) at `none`. Lists of hosts are not offered.
 #[must_use]
 pub fn applied(policy: &SandboxPolicy, isolation: Isolation) -> SandboxPolicy {
     let most = most();
+    if isolation == Isolation::None {
+        let unlimited = Count::clamped(u64::MAX);
+        return SandboxPolicy {
+            isolation,
+            allow_subprocess_fallback: policy.allow_subprocess_fallback,
+            memory_max_bytes: unlimited,
+            pids_max: unlimited,
+            cpu_time_max_ms: unlimited,
+            disk_max_bytes: unlimited,
+            ..most
+        };
+    }
     SandboxPolicy {
         isolation,
         allow_subprocess_fallback: policy.allow_subprocess_fallback,

@@ -86,6 +86,8 @@ pub struct Session {
     supervisor: Child,
     dir: PathBuf,
     stderr: Vec<u8>,
+    /// The last that was told, until it is passed on.
+    report: Option<Report>,
     ended: bool,
 }
 
@@ -173,6 +175,7 @@ impl Sandbox {
             supervisor,
             dir: dir.to_owned(),
             stderr: Vec::new(),
+            report: None,
             ended: false,
         };
         session.order(&Order::Start(Box::new(start))).await;
@@ -219,6 +222,12 @@ impl Session {
     /// [`SandboxError::NotStarted`] when a stage refused, [`SandboxError::Lost`].
     pub async fn next(&mut self) -> Result<Event, SandboxError> {
         loop {
+            if self.report.is_some() {
+                let _reaped = self.supervisor.wait().await;
+            }
+            if let Some(report) = self.report.take() {
+                return self.end(report);
+            }
             let told = match self.told.next().await {
                 Some(Ok(bytes)) => decode(&bytes).ok(),
                 _ => None,
@@ -227,7 +236,7 @@ impl Session {
                 Some(Told::Output(bytes)) => return Ok(Event::Output(bytes)),
                 Some(Told::Progress(line)) => return Ok(Event::Progress(line)),
                 Some(Told::Stderr(bytes)) => self.keep(&bytes),
-                Some(Told::Ended(report)) => return self.end(report).await,
+                Some(Told::Ended(report)) => self.report = Some(report),
                 None => {
                     self.abandon();
                     return Err(SandboxError::Lost);
@@ -242,10 +251,9 @@ impl Session {
         self.stderr.extend_from_slice(bytes.get(..bytes.len().min(room)).unwrap_or_default());
     }
 
-    async fn end(&mut self, report: Report) -> Result<Event, SandboxError> {
+    fn end(&mut self, report: Report) -> Result<Event, SandboxError> {
         self.ended = true;
         self.orders = None;
-        let _reaped = self.supervisor.wait().await;
         remove(&self.dir);
         if let Some(why) = report.not_started {
             return Err(SandboxError::NotStarted(why));

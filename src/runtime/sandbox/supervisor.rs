@@ -345,6 +345,10 @@ impl Run {
             }
         };
         let _a_stranger_holds_it = tokio::time::timeout(DRAIN, drained).await;
+        // What a command wrote just before it ended counts like all else.
+        if self.overflow.try_recv().is_ok() {
+            self.report.cause.get_or_insert(Cause::Output);
+        }
         self.streams.iter().for_each(JoinHandle::abort);
         self.progress.abort();
     }
