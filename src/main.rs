@@ -144,17 +144,11 @@ fn acp(args: &AcpArgs, invocation: &Invocation) -> ExitCode {
         Ok(config) => config,
         Err(error) => return unusable(&error, json),
     };
-    let around = Surroundings {
-        state_dir: config.state_dir.join("acp"),
-        daemon: &|_| {
-            Err(ApiError::new(
-                "acp_key",
-                "this daemon has no identity of the Agent Collaboration Protocol yet",
-                "give the owner's key with --key FILE (commsd acp keygen FILE makes one)",
-            ))
-        },
-    };
-    hosted::run(hosted, &around, json)
+    let state_dir = config.acp_dir();
+    let Config { socket, other_socket, agent_comms_dir, .. } = config;
+    let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
+    let around = Surroundings { state_dir, socket };
+    hosted::run(*hosted, &around, json)
 }
 
 /// The relay of the Agent Collaboration Protocol, in the foreground.

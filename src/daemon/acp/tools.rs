@@ -37,11 +37,13 @@ pub struct Tool {
     pub command: Vec<String>,
 }
 
+type Answers = BTreeMap<(Digest, CallId), oneshot::Sender<Result<Value>>>;
+
 /// The tools, and the calls of this side's work that wait.
 #[derive(Default)]
 pub struct Toolbox {
     tools: Vec<(Resource, Vec<String>)>,
-    waiting: Mutex<BTreeMap<(Digest, CallId), oneshot::Sender<Result<Value>>>>,
+    waiting: Mutex<Answers>,
 }
 
 impl Toolbox {

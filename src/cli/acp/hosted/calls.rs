@@ -23,24 +23,8 @@ use crate::cli::acp::args::{
     TasksArgs,
 };
 use crate::cli::{exit, output};
-use crate::daemon::acp::delegation::{Standing, Watcher};
-use crate::daemon::acp::service::Service;
+use crate::daemon::acp::service::{Service, Teller};
 use crate::daemon::acp::{OfficeError, owner_dir, read_key, socket};
-
-/// The exit code for a failure that the daemon reports.
-pub(super) fn daemon_exit(error: &ApiError) -> u8 {
-    match error.code.as_str() {
-        "RELAY_UNREACHABLE" | "no_daemon" => exit::NO_DAEMON,
-        _ => exit::FAILED,
-    }
-}
-
-struct Unwatched;
-
-impl Watcher for Unwatched {
-    fn moved(&self, _: &Standing) {}
-    fn asked(&self, _: &crate::acp::owner::Question) {}
-}
 
 /// Whose office is asked, and by which relays it may talk when it is opened for this call.
 struct Whom<'a> {
@@ -59,11 +43,10 @@ fn ask(
     whom: &Whom<'_>,
     call: AcpCall,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<Value, Failure> {
     let Some(key) = whom.key else {
-        return (around.daemon)(&call)
-            .map_err(|error| Failure { exit: daemon_exit(&error), error });
+        return around.ask(call, |_| {});
     };
     let dir = owner_dir(&place.state_dir, read_key(key)?.did());
     let mut options = place.office(key)?;
@@ -80,7 +63,7 @@ fn ask(
         let (office, task) = options.open(transports.clone(), stop.clone()).await?;
         let name = Name::lossy("a commsd owner");
         let service = Service { office: office.clone(), transports, name };
-        let answer = service.serve(call, &Unwatched).await;
+        let answer = service.serve(call, &Teller(|_| {})).await;
         office.flushed().await;
         stop.cancel();
         drop((office, service));
@@ -114,7 +97,7 @@ pub(super) fn mcp_server() -> Failure {
 pub(super) fn invite(
     args: &InviteCreateArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let call = AcpCall::CreateInvite(CreateInvite {
         name: args.name.as_ref().map(|name| (**name).to_owned()),
@@ -129,7 +112,7 @@ pub(super) fn invite(
 pub(super) fn revoke(
     args: &RevokeArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let target_type = match args.target_type {
         RevocationTarget::Invite => Revocable::Invite,
@@ -164,7 +147,7 @@ pub(super) fn revoke(
 pub(super) fn tasks(
     args: &TasksArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let call = AcpCall::ListTasks(ListTasks {
         role: args.role.map(|side| match side {
@@ -198,7 +181,7 @@ pub(super) fn tasks(
 pub(super) fn task(
     args: &TaskArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let call =
         AcpCall::TaskStatus(TaskStatus { task_id: args.id.as_str().to_owned(), wait_ms: None });
@@ -241,7 +224,7 @@ fn task_text(task: &Value) -> String {
 pub(super) fn cancel(
     args: &CancelArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let call = AcpCall::CancelTask(CancelTask {
         task_id: args.id.as_str().to_owned(),
@@ -256,7 +239,7 @@ pub(super) fn cancel(
 pub(super) fn approvals(
     command: &ApprovalsCommand,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     match command {
         ApprovalsCommand::List(owner) => {
@@ -288,7 +271,7 @@ fn answer(
     args: &AnswerArgs,
     approve: bool,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let (id, reason) = (args.id.clone(), (*args.reason).to_owned());
     let call = AcpCall::Answer(Answer { id, approve, reason });

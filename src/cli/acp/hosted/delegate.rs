@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::terminal::{Terminal, say};
+use super::terminal::{Terminal, say, told};
 use super::worker::{audit_plan, serve_at};
 use super::{Place, Surroundings, form, protocol, stop_signals};
 use crate::acp::json::{canonical, parse};
@@ -32,7 +32,7 @@ const INTERRUPTED: u8 = 130;
 pub(super) fn run(
     args: &DelegateArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     check(args)?;
     let work = work(args)?;
@@ -121,7 +121,7 @@ fn by_daemon(
     args: &DelegateArgs,
     work: Work,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     if args.audit.is_some() {
         return Err(usage(
@@ -142,8 +142,7 @@ fn by_daemon(
             work,
         }),
     };
-    let answer = (around.daemon)(&call)
-        .map_err(|error| Failure { exit: super::calls::daemon_exit(&error), error })?;
+    let answer = around.ask(call, |news| told(&news, args.progress))?;
     conclude(args, place, &answer)
 }
 

@@ -17,8 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Failure, Hosted, HostedCommand};
 use crate::acp::code::{Code, Error};
-use crate::api::acp::AcpCall;
+use crate::api::acp::{AcpCall, AcpNews};
+use crate::api::client;
 use crate::api::types::ApiError;
+use crate::cli::client::PROGRAM;
 use crate::cli::{exit, output};
 use crate::daemon::acp::{OfficeError, OfficeOptions, read_key};
 use crate::daemon::config::LogFormat;
@@ -30,17 +32,42 @@ use super::args::ReceiveForm;
 /// Threads of an office in this process: its own work, and what goes on beside it.
 const THREADS: usize = 2;
 
-/// Where things are, and how the daemon is asked.
-pub struct Surroundings<'a> {
+/// Where things are.
+pub struct Surroundings {
     /// Where owners have their directories, unless `--state-dir` says otherwise.
     pub state_dir: PathBuf,
-    /// Asks the daemon.
-    pub daemon: &'a dyn Fn(&AcpCall) -> Result<Value, ApiError>,
+    /// The daemon's socket.
+    pub socket: PathBuf,
+}
+
+impl Surroundings {
+    /// Asks the daemon, as its user. `told` hears what happens meanwhile.
+    fn ask(&self, call: AcpCall, told: impl FnMut(AcpNews)) -> Result<Value, Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| no_runtime(&error))?;
+        let answer = runtime.block_on(client::acp::call(&self.socket, PROGRAM, call, told));
+        answer.map_err(|error| {
+            let exit = match error.code.as_str() {
+                ApiError::NO_DAEMON | ApiError::DAEMON_STOPPED => exit::NO_DAEMON,
+                code if code == Code::RelayUnreachable.as_str() => exit::NO_DAEMON,
+                _ => exit::FAILED,
+            };
+            Failure { error, exit }
+        })
+    }
+}
+
+fn no_runtime(error: &std::io::Error) -> Failure {
+    let todo = "check the limits of this user's processes and descriptors";
+    let error = ApiError::new("start_io", format!("no runtime: {error}"), todo);
+    Failure { error, exit: exit::FAILED }
 }
 
 /// Does a hosted command. `relay start` is `main`'s.
 #[must_use]
-pub fn run(hosted: Hosted, around: &Surroundings<'_>, json: bool) -> ExitCode {
+pub fn run(hosted: Hosted, around: &Surroundings, json: bool) -> ExitCode {
     let state_dir = hosted.state_dir.clone().unwrap_or_else(|| around.state_dir.clone());
     let place = Place { state_dir, verbose: hosted.verbose, json };
     let done = match hosted.command {
@@ -90,11 +117,7 @@ impl Place {
             .enable_all()
             .thread_name("commsd-acp")
             .build()
-            .map_err(|error| {
-                let todo = "check the limits of this user's processes and descriptors";
-                let error = ApiError::new("start_io", format!("no runtime: {error}"), todo);
-                Failure { error, exit: exit::FAILED }
-            })?;
+            .map_err(|error| no_runtime(&error))?;
         runtime.block_on(async {
             // Nobody asks this process for its latest events.
             drop(logging::init(format, filter));

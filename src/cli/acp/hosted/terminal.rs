@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::acp::objects::{Decision, Gate, Target};
 use crate::acp::owner::{Given, Question};
+use crate::api::acp::AcpNews;
 use crate::cli::output::printable;
 use crate::daemon::acp::Office;
 use crate::daemon::acp::delegation::{Standing, Watcher};
@@ -27,6 +28,27 @@ pub(super) struct Terminal {
 /// Prints a line on stderr; a closed one is no reason to stop.
 pub(super) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Shows what the daemon tells of a task that is waited for: questions, and with `progress` its
+/// course.
+pub(super) fn told(news: &AcpNews, progress: bool) {
+    match news {
+        AcpNews::Moved { task_id, status, percent, step, message } if progress => {
+            let percent = percent.map(|percent| format!(" {percent}%")).unwrap_or_default();
+            let words = [task_id, status, step, message].map(|word| printable(word));
+            let [id, status, step, message] = words;
+            say(format!("{id} {status}{percent} {step} {message}").trim_end());
+        }
+        AcpNews::Moved { .. } => {}
+        AcpNews::Asked { id, gate, peer, title, expires_at, .. } => {
+            let [id, gate, peer, title] = [id, gate, peer, title].map(|word| printable(word));
+            say(&format!(
+                "waits for your answer until {expires_at}: {gate} of \"{title}\" ({peer})\n  \
+                 commsd acp approvals approve {id}\n  commsd acp approvals deny {id}"
+            ));
+        }
+    }
 }
 
 impl Terminal {
