@@ -18,7 +18,7 @@ pub const MAX_WAIT_MS: u64 = 600_000;
 
 /// Work for one worker, or the same work for several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Work {
     /// The relay of workers that are named by their did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -185,7 +185,7 @@ pub enum AcpNews {
 
 /// `acp_delegate_task`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DelegateTask {
     /// The worker: an invite (acp-invite:… or acp://invite?token=…), or a did with `relay`.
     pub to: String,
@@ -196,7 +196,7 @@ pub struct DelegateTask {
 
 /// `acp_delegate_multi`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DelegateMulti {
     /// The workers, 2 to 16, each as in `acp_delegate_task`.
     pub workers: Vec<String>,

@@ -16,13 +16,12 @@ use crate::acp::value::Name;
 use crate::api::acp::{
     AcpCall, Answer, CancelTask, CreateInvite, ListTasks, Revocable, RevokeToken, TaskStatus,
 };
-use crate::api::types::ApiError;
 use crate::cli::acp::Failure;
 use crate::cli::acp::args::{
     AnswerArgs, ApprovalsCommand, CancelArgs, InviteCreateArgs, RevokeArgs, Side, TaskArgs,
     TasksArgs,
 };
-use crate::cli::{exit, output};
+use crate::cli::output;
 use crate::daemon::acp::service::{Service, Teller};
 use crate::daemon::acp::{OfficeError, owner_dir, read_key, socket};
 
@@ -86,12 +85,6 @@ fn word(value: &Value, name: &str) -> String {
 
 fn millis(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Serving tools over MCP is not the terminal's business.
-pub(super) fn mcp_server() -> Failure {
-    let todo = "not in this build";
-    Failure { error: ApiError::new("acp_mcp", "no MCP server here", todo), exit: exit::FAILED }
 }
 
 pub(super) fn invite(

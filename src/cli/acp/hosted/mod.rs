@@ -5,6 +5,7 @@
 mod calls;
 mod delegate;
 mod demo;
+mod mcp_server;
 mod terminal;
 mod worker;
 
@@ -75,7 +76,7 @@ pub fn run(hosted: Hosted, around: &Surroundings, json: bool) -> ExitCode {
         HostedCommand::WorkerStart(args) => worker::run(&args, &place),
         HostedCommand::Delegate(args) => delegate::run(&args, &place, around),
         HostedCommand::Demo(audit_dir) => demo::run(audit_dir.as_deref(), &place),
-        HostedCommand::McpServer(_) => Err(calls::mcp_server()),
+        HostedCommand::McpServer(args) => mcp_server::run(&args, &place, around),
         HostedCommand::InviteCreate(args) => calls::invite(&args, &place, around),
         HostedCommand::Revoke(args) => calls::revoke(&args, &place, around),
         HostedCommand::Tasks(args) => calls::tasks(&args, &place, around),
@@ -118,11 +119,14 @@ impl Place {
             .thread_name("commsd-acp")
             .build()
             .map_err(|error| no_runtime(&error))?;
-        runtime.block_on(async {
+        let done = runtime.block_on(async {
             // Nobody asks this process for its latest events.
             drop(logging::init(format, filter));
             work.await
-        })
+        });
+        // A read of stdin that is under way holds nothing up.
+        runtime.shutdown_background();
+        done
     }
 }
 
