@@ -1,5 +1,6 @@
 //! The Agent Collaboration Protocol through daemons: real ones, with a real relay and a real worker.
 
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -210,14 +211,14 @@ async fn an_identity_stays_and_its_office_opens_with_the_daemon() {
     assert_eq!(code, Some(0), "{}", log.text());
     let daemon = Daemon::start_with(Arc::clone(&home), Ports::free(), &[]).await;
     let opened = daemon.event("acp_office_opened").await;
-    assert_eq!((&opened["did"], &opened["relays"]), (&did["did"], &json!("1")));
+    assert_eq!((&opened["did"], &opened["relays"]), (&did["did"], &json!(1)));
     assert_eq!(ask(&daemon, AcpCall::Whoami).await.unwrap(), did);
     assert!(!daemon.log.text().contains("acp_identity_created"));
 
     // A key that others can read is not used, and said so; mended, it is.
     let (_, _) = daemon.stop().await;
     let identity = home.path().join("state/acp/identity.json");
-    let mode = |mode| std::fs::set_permissions(&identity, PermissionsExt::from_mode(mode)).unwrap();
+    let mode = |mode| std::fs::set_permissions(&identity, Permissions::from_mode(mode)).unwrap();
     mode(0o644);
     let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
     let failed = daemon.event("acp_office_failed").await;
@@ -337,12 +338,10 @@ async fn a_task_survives_its_workers_death_and_a_run_does_not() {
     assert!(std::process::Command::new("mkfifo").arg(&gate).status().unwrap().success());
     let cmd = format!("/bin/cat {}", gate.display());
     let (mut worker, invite) = place.worker("hasty", &cmd, &["--auto-accept"]).await;
-    let (order_, mut told) = order(&daemon, work(&invite, true));
-    news(&mut told, |news| match news {
-        AcpNews::Moved { status, .. } if status == "IN_PROGRESS" => Some(()),
-        _ => None,
-    })
-    .await;
+    let (order_, _told) = order(&daemon, work(&invite, true));
+    // Opens when the run does.
+    let open = tokio::task::spawn_blocking(move || std::fs::File::create(gate));
+    let _gate = soon(open).await.unwrap().unwrap();
     worker.kill().await.unwrap();
     let (_worker, _) = place.worker("hasty", &cmd, &["--auto-accept"]).await;
     let done = soon(order_).await.unwrap().unwrap();
@@ -394,7 +393,7 @@ async fn calls_end_with_their_clients_and_more_than_fit_are_refused() {
     soon(served).await;
     let call = TaskStatus { task_id, wait_ms: None };
     let task = ask(&daemon, AcpCall::TaskStatus(call)).await.unwrap();
-    assert_eq!(task["status"], "PROPOSED", "a task outlives who ordered it");
+    assert_eq!(task["status"], "PROPOSING", "a task outlives who ordered it");
 }
 
 #[tokio::test]
@@ -488,15 +487,16 @@ async fn a_cancelled_call_ends_and_its_task_goes_on() {
     worker.kill().await.unwrap();
     let daemon = place.daemon().await;
     let mut session = Harness::asking(daemon.home.path(), &daemon.home.path().join("w")).await;
-    let call = json!({ "name": "acp_delegate_task", "arguments": { "to": invite, "title": "t" } });
+    let call = json!({ "name": "acp_delegate_task", "arguments": { "to": invite, "title": "t" },
+        "_meta": { "progressToken": 1 } });
     let id = session.request("tools/call", call).await;
-    daemon.log.wait(0, "the proposal", |line| line["entry"] == "PROPOSE").await;
+    session.asked("notifications/progress").await;
     let params = json!({ "requestId": id });
     session
         .send(&json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": params }))
         .await;
     let (text, error) = session.tool("acp_list_tasks", json!({})).await;
-    assert!(!error && text.contains("PROPOSED"), "{text}");
+    assert!(!error && text.contains("PROPOSING"), "{text}");
 }
 
 /// `acp mcp-server` in both framings.
