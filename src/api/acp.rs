@@ -329,4 +329,8 @@ pub struct ExportAudit {
     /// Leave out input, progress and results.
     #[serde(default)]
     pub redact: bool,
+    /// Where the bundle is written, an absolute path with nothing there; answered otherwise, which a
+    /// long log is too large for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out: Option<String>,
 }

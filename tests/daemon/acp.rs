@@ -195,6 +195,19 @@ async fn work_is_ordered_through_the_daemon_by_the_command_line() {
     let id = done["taskId"].as_str().unwrap();
     let task = said(place.dir.path(), &["--home", home, "acp", "task", id]).await;
     assert_eq!((&task["status"], &task["deliverable"]), (&json!("SETTLED"), &json!({ "a": 1 })));
+    let draft = commsd(place.dir.path(), &["--home", home, "acp", "task", id, "--draft"]).output();
+    let draft = String::from_utf8(soon(draft).await.unwrap().stdout).unwrap();
+    assert!(draft.starts_with("# t\n") && draft.contains("\n      \"a\": 1\n"), "{draft}");
+    // Its log goes into a new file, and is good by itself.
+    let audit = ["--home", home, "acp", "task", id, "--audit", "log.json"];
+    let written = said(place.dir.path(), &audit).await;
+    let report = said(place.dir.path(), &["acp", "audit-verify", "log.json"]).await;
+    assert_eq!((&report["status"], &report["head"]), (&json!("VALID"), &done["audit"]["head"]));
+    let log = place.path("log.json");
+    assert_eq!(written["path"], log.to_string_lossy().as_ref());
+    assert_eq!(std::fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
+    let again = commsd(place.dir.path(), &audit).output();
+    assert_eq!(soon(again).await.unwrap().status.code(), Some(1), "nothing is overwritten");
     // Its end is known to both sides, so it is too late.
     let late = commsd(place.dir.path(), &["--home", home, "acp", "cancel", id]).output();
     assert_eq!(soon(late).await.unwrap().status.code(), Some(1));

@@ -29,7 +29,7 @@ use crate::runtime::local_socket::{ConnId, LocalHandle};
 pub const IDENTITY: &str = "identity.json";
 
 /// Calls under way. Most of them wait for a worker, and hold nothing but their task.
-const MAX_CALLS: usize = 128;
+pub(in crate::daemon) const MAX_CALLS: usize = 128;
 
 /// When an office that has failed is opened again: at first, and at most. A caller need not wait for
 /// that, but has it tried no more often than at first.

@@ -5,6 +5,7 @@
 mod calls;
 mod delegate;
 mod demo;
+mod draft;
 mod mcp_server;
 mod terminal;
 mod worker;
