@@ -85,11 +85,11 @@ fn main() -> ExitCode {
                 }
             }
         }
-        Command::Mcp { harness, name, no_start } => {
+        Command::Mcp { harness, name, no_start, no_acp } => {
             let start = if no_start { None } else { start(flags) };
             let Config { socket, other_socket, agent_comms_dir, .. } = config;
             let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
-            let options = mcp::Options { socket, start, harness, name };
+            let options = mcp::Options { socket, start, harness, name, acp: !no_acp };
             match mcp::run(options) {
                 Ok(code) => code,
                 Err(error) => cli::report(&error, json, exit::FAILED),
@@ -144,16 +144,10 @@ fn acp(args: &AcpArgs, invocation: &Invocation) -> ExitCode {
         Ok(config) => config,
         Err(error) => return unusable(&error, json),
     };
-    let around = Surroundings {
-        state_dir: config.state_dir.join("acp"),
-        daemon: &|_| {
-            Err(ApiError::new(
-                "acp_key",
-                "this daemon has no identity of the Agent Collaboration Protocol yet",
-                "give the owner's key with --key FILE (commsd acp keygen FILE makes one)",
-            ))
-        },
-    };
+    let state_dir = config.acp_dir();
+    let Config { socket, other_socket, agent_comms_dir, .. } = config;
+    let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
+    let around = Surroundings { state_dir, socket };
     hosted::run(*hosted, &around, json)
 }
 
@@ -309,6 +303,8 @@ fn resolve(invocation: &Invocation) -> Result<Config, ConfigError> {
         listen: config::flag("--listen", run.listen)?,
         hub: run.hub,
         ephemeral: run.ephemeral,
+        acp_relays: None,
+        acp_allow_insecure: false,
         log: config::flag("--log", run.log)?,
         log_filter: None,
     };

@@ -2,6 +2,9 @@
 //! API, for an office's own socket and for the MCP tools `acp_*` (design 14). Values only; texts and
 //! ids are checked by whoever serves them.
 
+use std::fmt;
+use std::time::Duration;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,7 +18,7 @@ pub const MAX_WAIT_MS: u64 = 600_000;
 
 /// Work for one worker, or the same work for several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Work {
     /// The relay of workers that are named by their did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -137,11 +140,72 @@ impl AcpCall {
             | Self::Answer(_) => false,
         }
     }
+
+    /// How long it may wait by itself, before its answer is due.
+    #[must_use]
+    pub fn wait(&self) -> Duration {
+        let ms = match self {
+            Self::DelegateTask(DelegateTask { work, .. })
+            | Self::DelegateMulti(DelegateMulti { work, .. }) => {
+                work.wait_ms.unwrap_or(DEFAULT_WAIT_MS)
+            }
+            Self::TaskStatus(task) => task.wait_ms.unwrap_or(0),
+            _ => 0,
+        };
+        Duration::from_millis(ms.min(MAX_WAIT_MS))
+    }
+}
+
+/// A call as the local API takes it. Its `Debug` shows nothing of it, so that no log can hold an
+/// input.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AcpParams(pub Box<AcpCall>);
+
+impl fmt::Debug for AcpParams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AcpParams(..)")
+    }
+}
+
+/// What somebody who waits for a delegation is told meanwhile. `title`, `step` and `message` are
+/// another owner's words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum AcpNews {
+    /// A task has a new entry.
+    Moved {
+        /// Its id.
+        task_id: String,
+        /// Where it is.
+        status: String,
+        /// How far its worker says it is, percent.
+        percent: Option<u64>,
+        /// What its worker is at.
+        step: String,
+        /// What its worker says of it.
+        message: String,
+    },
+    /// The owner is asked.
+    Asked {
+        /// The question's id, for `answer`.
+        id: String,
+        /// The gate.
+        gate: String,
+        /// The task.
+        task_id: String,
+        /// The other side.
+        peer: String,
+        /// The task's title.
+        title: String,
+        /// Until when the answer counts, an RFC 3339 time.
+        expires_at: String,
+    },
 }
 
 /// `acp_delegate_task`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DelegateTask {
     /// The worker: an invite (acp-invite:… or acp://invite?token=…), or a did with `relay`.
     pub to: String,
@@ -152,7 +216,7 @@ pub struct DelegateTask {
 
 /// `acp_delegate_multi`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DelegateMulti {
     /// The workers, 2 to 16, each as in `acp_delegate_task`.
     pub workers: Vec<String>,
@@ -285,4 +349,8 @@ pub struct ExportAudit {
     /// Leave out input, progress and results.
     #[serde(default)]
     pub redact: bool,
+    /// Where the bundle is written, an absolute path with nothing there; answered otherwise, which a
+    /// long log is too large for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out: Option<String>,
 }

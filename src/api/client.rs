@@ -2,6 +2,7 @@
 //! turns typed requests into typed answers. It neither starts a daemon nor reconnects; whoever uses
 //! it decides about both.
 
+pub mod acp;
 pub mod vault;
 
 use std::collections::HashMap;
@@ -22,10 +23,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::acp::AcpNews;
 use super::types::rpc::{self, FromDaemon};
 use super::types::{
-    API_VERSION, ApiError, Call, Closing, Event, HelloParams, HelloResult, Label, MAX_LINE_BYTES,
-    MAX_REQUESTS_IN_FLIGHT, PROGRAM_VERSION, RequestId, notification,
+    API_VERSION, AcpTold, ApiError, Call, Closing, Event, HelloParams, HelloResult, Label,
+    MAX_LINE_BYTES, MAX_REQUESTS_IN_FLIGHT, PROGRAM_VERSION, RequestId, notification,
 };
 
 /// How long connecting and `hello` may take. The daemon answers `hello` without asking anyone, so
@@ -63,6 +65,8 @@ pub enum Notification {
     Change(Event),
     /// An event of the daemon's log.
     Log(Event),
+    /// What happened meanwhile to work that is waited for.
+    Acp(AcpNews),
     /// The daemon closes the connection, for this reason.
     Closing(String),
 }
@@ -354,6 +358,10 @@ fn typed_notification(method: &str, params: Value) -> Option<Notification> {
         notification::EVENT => event(params).map(Notification::Event),
         notification::CHANGE => event(params).map(Notification::Change),
         notification::LOG => event(params).map(Notification::Log),
+        notification::ACP => {
+            let told: AcpTold = serde_json::from_value(params).ok()?;
+            Some(Notification::Acp(told.news))
+        }
         notification::CLOSING => {
             let closing: Closing = serde_json::from_value(params).ok()?;
             Some(Notification::Closing(closing.reason))

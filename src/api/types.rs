@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::acp::{AcpNews, AcpParams};
 use super::tool::ToolResult;
 use crate::codec::time::UnixMillis;
 
@@ -518,6 +519,8 @@ methods! {
     VaultDelegate(VaultDelegateParams) = "vault.delegate" => VaultPermission;
     /// Carries out a command on a share.
     VaultCall(VaultCallParams) = "vault.call" => VaultAnswer;
+    /// The Agent Collaboration Protocol, as this machine's user: one call.
+    Acp(AcpParams) = "acp" => Value;
     /// The name that this machine gives itself.
     MachineName(MachineNameParams) = "machine.name" => MachineName;
 }
@@ -1242,6 +1245,8 @@ pub mod notification {
     pub const CHANGE: &str = "change";
     /// An [`super::Event`] of the log, after `logs.get` with `follow`.
     pub const LOG: &str = "log";
+    /// An [`super::AcpTold`], while a delegation is waited for.
+    pub const ACP: &str = "acp";
     /// The daemon closes the connection: a [`super::Closing`].
     pub const CLOSING: &str = "closing";
 }
@@ -1266,6 +1271,14 @@ pub use vault::*;
 results! {
     /// The answer to a request that has nothing to tell.
     Done {}
+
+    /// What happened meanwhile to work that is waited for.
+    AcpTold {
+        /// The request that waits.
+        request: RequestId,
+        /// What happened.
+        news: AcpNews,
+    }
 
     /// Why the daemon closes a connection.
     Closing {

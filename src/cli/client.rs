@@ -411,7 +411,7 @@ impl Session {
             match notification {
                 Notification::Log(event) => write_out(&json_line(&event))?,
                 Notification::Closing(why) => reason = Some(why),
-                Notification::Event(_) | Notification::Change(_) => {}
+                Notification::Event(_) | Notification::Change(_) | Notification::Acp(_) => {}
             }
         }
         Err(disconnected(reason.as_deref()).into())
@@ -444,7 +444,7 @@ async fn listen(client: &Client, mut notifications: Notifications) -> Done {
                     printed = event.seq;
                 }
                 Some(Notification::Closing(why)) => reason = Some(why),
-                Some(Notification::Change(_) | Notification::Log(_)) => {}
+                Some(Notification::Change(_) | Notification::Log(_) | Notification::Acp(_)) => {}
             },
         }
         if acking.is_none() && printed > asked {

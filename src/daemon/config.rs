@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::acp::endpoint::{Endpoint, EndpointPolicy};
 use crate::mesh::records::ConsentPolicy;
 use crate::mesh::replica::HistoryLimits;
 use crate::runtime::ws::HubUrl;
@@ -36,6 +37,8 @@ const MAX_HISTORY_MB: u32 = 64;
 const MAX_HISTORY_DAYS: u32 = 3660;
 const MAX_STORE_MB: u32 = 1024 * 1024;
 const MEBIBYTE: usize = 1024 * 1024;
+/// Relays of the Agent Collaboration Protocol: as many as an invite can name.
+const MAX_ACP_RELAYS: usize = 4;
 /// Longest configuration file: there are few keys; anything larger is another file.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
@@ -212,6 +215,10 @@ pub struct Config {
     pub history_days: u32,
     /// Mebibytes that the store may hold.
     pub store_mb: u32,
+    /// Relays of the Agent Collaboration Protocol that the daemon's identity listens on.
+    pub acp_relays: Vec<String>,
+    /// Whether those, and relays that others name, may be another machine's without encryption.
+    pub acp_allow_insecure: bool,
     /// How events are written.
     pub log: LogFormat,
     /// Which events are written, in the syntax of `tracing_subscriber`'s `EnvFilter`.
@@ -244,6 +251,10 @@ pub struct Settings {
     pub hub: Option<String>,
     /// No durable state but keys.
     pub ephemeral: bool,
+    /// Relays of the Agent Collaboration Protocol.
+    pub acp_relays: Option<Vec<String>>,
+    /// Those may be another machine's without encryption.
+    pub acp_allow_insecure: bool,
     /// How events are written.
     pub log: Option<LogFormat>,
     /// Which events are written.
@@ -278,6 +289,9 @@ impl Settings {
             socket: path("COMMSD_SOCKET"),
             agent_comms_dir: path("AGENT_COMMS_DATA_DIR"),
             no_broadcast: switch("COMMSD_NO_BROADCAST")?,
+            acp_relays: text("COMMSD_ACP_RELAYS")?
+                .map(|urls| urls.split(',').map(|url| url.trim().to_owned()).collect()),
+            acp_allow_insecure: switch("COMMSD_ACP_ALLOW_INSECURE")?,
             log: flag("COMMSD_LOG", text("COMMSD_LOG")?)?,
             log_filter: match text("COMMSD_LOG_FILTER")? {
                 Some(filter) => {
@@ -449,6 +463,8 @@ struct FileKeys {
     history_mb: Option<u32>,
     history_days: Option<u32>,
     store_mb: Option<u32>,
+    acp_relays: Option<Vec<String>>,
+    acp_allow_insecure: Option<bool>,
     log: Option<LogFormat>,
     log_filter: Option<Filter>,
 }
@@ -566,6 +582,14 @@ impl Config {
             history_mb: keys.history_mb.unwrap_or(DEFAULT_HISTORY_MB),
             history_days: keys.history_days.unwrap_or(DEFAULT_HISTORY_DAYS),
             store_mb: keys.store_mb.unwrap_or(DEFAULT_STORE_MB),
+            acp_relays: flags
+                .acp_relays
+                .or(environment.acp_relays)
+                .or(keys.acp_relays)
+                .unwrap_or_default(),
+            acp_allow_insecure: keys.acp_allow_insecure.unwrap_or(false)
+                || environment.acp_allow_insecure
+                || flags.acp_allow_insecure,
             log: flags.log.or(environment.log).or(keys.log).unwrap_or(log_default),
             log_filter: flags
                 .log_filter
@@ -598,7 +622,27 @@ impl Config {
             HubUrl::parse(url, self.hub_plaintext)
                 .map_err(|error| value_error("hub", error.to_string()))?;
         }
+        if self.acp_relays.len() > MAX_ACP_RELAYS {
+            let what = format!("{MAX_ACP_RELAYS} relays at most");
+            return Err(value_error("acp-relays", what));
+        }
+        for url in &self.acp_relays {
+            Endpoint::parse(url, self.acp_endpoints())
+                .map_err(|error| value_error("acp-relays", format!("{url:?}: {error}")))?;
+        }
         check_filter(&self.log_filter).map_err(|what| value_error("log-filter", what))
+    }
+
+    /// Which endpoints the Agent Collaboration Protocol may dial.
+    #[must_use]
+    pub const fn acp_endpoints(&self) -> EndpointPolicy {
+        EndpointPolicy { allow_private: true, allow_insecure: self.acp_allow_insecure }
+    }
+
+    /// Where the daemon's identity in the Agent Collaboration Protocol is, and its tasks.
+    #[must_use]
+    pub fn acp_dir(&self) -> PathBuf {
+        self.state_dir.join("acp")
     }
 
     /// The relay hub; checked when the configuration was read.
@@ -661,6 +705,10 @@ impl Config {
             ConsentPolicy::Open => "open",
             ConsentPolicy::Closed => "closed",
         };
+        let relays = match self.acp_relays.as_slice() {
+            [] => "none".to_owned(),
+            relays => relays.join(" "),
+        };
         let rows = [
             ("config file", optional(&self.config_file)),
             ("socket", self.socket.display().to_string()),
@@ -680,6 +728,8 @@ impl Config {
             ("history MiB", self.history_mb.to_string()),
             ("history days", self.history_days.to_string()),
             ("store MiB", self.store_mb.to_string()),
+            ("acp relays", relays),
+            ("acp insecure", on(self.acp_allow_insecure).into()),
             ("log", log.into()),
             ("log filter", self.log_filter.clone()),
         ];
@@ -764,6 +814,8 @@ mod tests {
             history_mb: 4,
             history_days: 30,
             store_mb: 1024,
+            acp_relays: Vec::new(),
+            acp_allow_insecure: false,
             log: LogFormat::Json,
             log_filter: "info".into(),
         };
@@ -895,6 +947,30 @@ mod tests {
         assert_eq!((all.port, all.first_contact_port), (3001, 1002));
         assert_eq!(all.socket, Path::new("/env.sock"));
         assert_eq!((all.log, all.log_filter.as_str()), (LogFormat::Json, "commsd=debug"));
+    }
+
+    #[test]
+    fn relays_are_judged_where_they_are_named() {
+        let resolve = |text: &str, pairs: &[(&str, &str)]| {
+            let (_dir, places) = with_file(text);
+            Config::resolve(Settings::default(), env(pairs).unwrap(), &places)
+        };
+        let file = "acp-relays = [\"https://a.example\", \"http://127.0.0.1:8787\"]\n";
+        let config = resolve(file, &[]).unwrap();
+        assert_eq!(config.acp_relays, ["https://a.example", "http://127.0.0.1:8787"]);
+        let named = [("COMMSD_ACP_RELAYS", "wss://b.example, https://c.example")];
+        let config = resolve(file, &named).unwrap();
+        assert_eq!(config.acp_relays, ["wss://b.example", "https://c.example"]);
+        let plain = "acp-relays = [\"http://192.0.2.1\"]\n";
+        let error = resolve(plain, &[]).unwrap_err().to_string();
+        assert!(error.starts_with("acp-relays: ") && error.contains("192.0.2.1"), "{error}");
+        resolve(plain, &[("COMMSD_ACP_ALLOW_INSECURE", "1")]).unwrap();
+        resolve(&format!("{plain}acp-allow-insecure = true\n"), &[]).unwrap();
+        for bad in ["[\"ftp://a\"]", "[\"https://169.254.169.254\"]", "[\"\"]"] {
+            assert!(resolve(&format!("acp-relays = {bad}\n"), &[]).is_err(), "{bad}");
+        }
+        let many = [("COMMSD_ACP_RELAYS", "https://a,https://b,https://c,https://d,https://e")];
+        assert!(resolve("", &many).is_err());
     }
 
     #[test]

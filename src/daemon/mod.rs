@@ -25,6 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use self::acp::resident::Resident;
 use self::config::Config;
 use self::health::{Health, condition};
 use self::hooks::Sessions;
@@ -35,6 +36,7 @@ use self::logging::{emit, event};
 use self::owner::{Owner, Sources};
 use self::trust::TrustFile;
 use self::vaults::Desk;
+use crate::acp::value::Name;
 use crate::api::types::{ApiError, PROGRAM_VERSION, Severity};
 use crate::identity::entropy::OsEntropy;
 use crate::identity::files::BaseDir;
@@ -351,6 +353,7 @@ pub async fn serve(
         ));
     }
     let (desk, vaults) = Desk::new();
+    let acp = Resident::start(&config, Name::lossy(machine.display_name().unwrap_or("commsd")));
     let device = node.daemon();
     let config = Arc::new(config);
     let owner = Owner {
@@ -383,6 +386,7 @@ pub async fn serve(
         hygiene: Hygiene::default(),
         news: BTreeSet::new(),
         desk,
+        acp,
         next_op: 0,
         change_seq: 0,
         inputs: VecDeque::from([Input::Start]),

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::acp::resident::Resident;
 use super::config::Config;
 use super::health::Health;
 use super::hooks::{Handed, Sessions};
@@ -195,6 +196,8 @@ pub(super) struct Owner {
     /// Agents whose mailbox has got something since the waits were last looked at.
     pub(super) news: BTreeSet<DeviceId>,
     pub(super) desk: Desk,
+    /// This machine's side of the Agent Collaboration Protocol.
+    pub(super) acp: Resident,
     pub(super) next_op: u64,
     pub(super) change_seq: u64,
     pub(super) inputs: VecDeque<Input>,
@@ -342,6 +345,7 @@ impl Owner {
     fn disconnected(&mut self, conn: ConnId, reason: CloseReason) {
         self.release(conn, reason.0);
         self.hook_gone(conn);
+        self.acp.gone(conn);
         self.clients.remove(&conn);
         self.followers.remove(&conn);
         self.watchers.remove(&conn);
@@ -699,6 +703,7 @@ impl Owner {
 
     /// Everything that has to end in order.
     pub(super) async fn finish(mut self, uptime_ms: u64) {
+        self.acp.close().await;
         self.hub.shutdown(CLOSE_WITHIN).await;
         self.store.finish().await;
         for (agent, hosted) in std::mem::take(&mut self.hosted) {

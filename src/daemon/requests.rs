@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use super::hygiene::Place;
 use super::identities::{OpenError, OpenSlot};
 use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
+use crate::api::acp::{AcpCall, AcpParams};
 use crate::api::tool::Action;
 use crate::api::tool::render::{self, Viewer};
 use crate::api::types::{
@@ -269,6 +270,7 @@ impl Owner {
                 self.answer(conn, &id, Ok(types::VaultShares { shares }));
             }
             Request::VaultRevoke(params) => self.vault_revoke(conn, id, params),
+            Request::Acp(AcpParams(call)) => self.acp_call(conn, id, *call),
             Request::HookTake(params) => self.hook_take(conn, id, params),
             Request::HookShown(_) => {
                 self.hook_shown(conn);
@@ -295,6 +297,21 @@ impl Owner {
                 }
             },
         }
+    }
+
+    /// Tasks are the user's, not an agent's: nobody needs to be attached. Only the owner's own word is
+    /// not for agents to give.
+    fn acp_call(&mut self, conn: ConnId, id: RequestId, call: AcpCall) {
+        if matches!(call, AcpCall::Answer(_)) && self.viewer(conn).is_some() {
+            let error = ApiError::new(
+                "acp_owner_only",
+                "what a task waits for is answered by its owner, not by an agent",
+                "the owner answers with `commsd acp approvals`",
+            );
+            self.refuse(conn, &id, error);
+            return;
+        }
+        self.acp.call(&self.local, conn, id, call);
     }
 
     fn agent_request(&mut self, conn: ConnId, id: RequestId, agent: DeviceId, request: Request) {
@@ -554,6 +571,7 @@ impl Owner {
             | Request::VaultUnshare(_)
             | Request::VaultShares(_)
             | Request::VaultRevoke(_)
+            | Request::Acp(_)
             | Request::Petnames(_)
             | Request::PetnameSet(_)
             | Request::PetnameClear(_)

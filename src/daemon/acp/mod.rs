@@ -1,7 +1,8 @@
 //! The Agent Collaboration Protocol at work: owners with their stores, relays and runs, inside the
 //! daemon or as programs of their own (`commsd acp worker --key`, `delegate --key`, `demo`).
 //!
-//! `setup` makes an office, `program` makes it a program of its own, `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
+//! `resident` keeps the daemon's own. `setup` makes an office, `program` makes it a program of its own,
+//! `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
 //! `audit` the files, `tools` what workers may be granted. What a command does with an office stands
 //! in `worker`, `delegation` and `demo`.
 
@@ -12,6 +13,7 @@ mod office;
 pub mod orders;
 mod outbox;
 pub mod program;
+pub mod resident;
 pub mod service;
 mod setup;
 pub mod socket;
@@ -22,6 +24,7 @@ pub mod worker;
 use std::path::PathBuf;
 
 use crate::acp::code::{Code, Error};
+use crate::api::types::ApiError;
 pub use crate::daemon::StartError;
 use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::EntropyError;
@@ -127,6 +130,15 @@ impl OfficeError {
             Self::State { .. } => Some("choose another directory with --state-dir"),
             Self::Key { .. } => Some("make one with acp keygen FILE"),
             _ => None,
+        }
+    }
+}
+
+impl From<OfficeError> for ApiError {
+    fn from(error: OfficeError) -> Self {
+        match error.todo() {
+            Some(todo) => Self::new(error.code(), error.to_string(), todo),
+            None => Self::plain(error.code(), error.to_string()),
         }
     }
 }

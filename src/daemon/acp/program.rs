@@ -23,11 +23,14 @@ pub fn block_on<T>(filter: &str, work: impl Future<Output = T>) -> Result<T, Sta
         .thread_name("commsd-acp")
         .build()
         .map_err(StartError::io("start the runtime"))?;
-    runtime.block_on(async {
+    let done = runtime.block_on(async {
         // Nobody asks this process for its latest events.
         drop(logging::init(format, filter));
-        Ok(work.await)
-    })
+        work.await
+    });
+    // A read of stdin that is under way holds nothing up.
+    runtime.shutdown_background();
+    Ok(done)
 }
 
 /// A wish to stop, by the first signal; the second ends the process at once.

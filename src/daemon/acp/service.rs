@@ -1,6 +1,10 @@
 //! What callers ask of an office ([`AcpCall`]): the local API, the office's own socket and the MCP
 //! tools all come here, and get the same answers.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -19,10 +23,11 @@ use crate::acp::objects::{AuditBundle, Decision, Party, RevocationTarget, State}
 use crate::acp::owner::{Given, Owner, Question};
 use crate::acp::value::{Digest, Name, Prose, Read as _, TaskId, UrlText, Word};
 use crate::api::acp::{
-    AcpCall, Answer, Combine, CreateInvite, DEFAULT_WAIT_MS, DelegateMulti, DelegateTask,
+    AcpCall, AcpNews, Answer, Combine, CreateInvite, DEFAULT_WAIT_MS, DelegateMulti, DelegateTask,
     DiscoverWorkers, ExportAudit, ListTasks, MAX_WAIT_MS, Revocable, RevokeToken, Side, TaskStatus,
     VerifyAuditBundle, Work,
 };
+use crate::api::types::ApiError;
 use crate::runtime::acp_transport::{CardFilter, TransportError};
 use crate::runtime::clock::unix_now;
 
@@ -269,7 +274,8 @@ impl Service {
 
     async fn export(&self, call: ExportAudit) -> Result<Value> {
         let id = TaskId::parse(&call.task_id)?;
-        self.office
+        let bundle = self
+            .office
             .look(move |owner| {
                 let task = owner.find(&id)?;
                 let log = owner.task(&task).map(AuditLog::of);
@@ -277,11 +283,86 @@ impl Service {
                 if call.redact {
                     log.redact();
                 }
-                let bundle = to_bundle(&log, owner.key(), unix_now())?;
-                serde_json::to_value(bundle).map_err(|_| Error::new(Code::BadField, "no JSON form"))
+                to_bundle(&log, owner.key(), unix_now())
             })
+            .await?;
+        let Some(out) = call.out.map(PathBuf::from) else {
+            let value = serde_json::to_value(bundle);
+            return value.map_err(|_| Error::new(Code::BadField, "no JSON form"));
+        };
+        let bytes = canonical(&bundle)?;
+        let written = tokio::task::spawn_blocking(move || {
+            write_new(&out, &bytes)
+                .map(|()| json!({ "path": out.to_string_lossy(), "bytes": bytes.len() }))
+        });
+        written
             .await
+            .map_err(std::io::Error::from)
+            .flatten()
+            .map_err(|error| Error::new(Code::BadField, error.to_string()).inside("out"))
     }
+}
+
+/// A refusal as callers see it.
+#[must_use]
+pub fn refusal(error: &Error) -> ApiError {
+    let todo = match error.code() {
+        Code::UnknownTask => "`commsd acp tasks`, or acp_list_tasks, lists the tasks",
+        Code::BadInvite | Code::InviteExpired | Code::InviteRevoked | Code::InviteExhausted => {
+            "ask the worker's owner for a new invite"
+        }
+        Code::RelayUnreachable => "check the relay's URL and whether it runs; then try again",
+        Code::EndpointBlocked => {
+            "name another relay; http and ws beyond this machine need acp-allow-insecure"
+        }
+        Code::RateLimited | Code::WorkerBusy | Code::MailboxFull => "try again later",
+        Code::DuplicateWorker => "name each worker once",
+        Code::ApprovalExpired | Code::ApprovalUsed => {
+            "`commsd acp approvals list` shows what waits for an answer"
+        }
+        Code::BadId | Code::BadDid | Code::BadTime | Code::BadField | Code::MissingMember => {
+            "correct the member that is named"
+        }
+        _ => return ApiError::plain(error.code().as_str(), error.to_string()),
+    };
+    ApiError::new(error.code().as_str(), error.to_string(), todo)
+}
+
+/// A watcher that hands on what programs are told.
+pub struct Teller<F>(pub F);
+
+impl<F: Fn(AcpNews) + Send + Sync> Watcher for Teller<F> {
+    fn moved(&self, standing: &Standing) {
+        let told = standing.progress.as_ref().filter(|_| !standing.is_over());
+        (self.0)(AcpNews::Moved {
+            task_id: standing.task_id.to_string(),
+            status: standing.status().to_owned(),
+            percent: told.and_then(|told| told.percent).map(|percent| percent.get()),
+            step: told.map(|told| told.step.to_string()).unwrap_or_default(),
+            message: told.map(|told| told.message.to_string()).unwrap_or_default(),
+        });
+    }
+
+    fn asked(&self, question: &Question) {
+        (self.0)(AcpNews::Asked {
+            id: question.id(),
+            gate: question.gate().as_str().to_owned(),
+            task_id: question.task_id.to_string(),
+            peer: question.peer.to_string(),
+            title: question.title.clone(),
+            expires_at: question.expires_at.iso(),
+        });
+    }
+}
+
+/// Makes a file that is its owner's alone.
+fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if !path.is_absolute() {
+        return Err(std::io::Error::other("not an absolute path"));
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 fn too_slow() -> Error {

@@ -15,10 +15,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::delegation::{Standing, Watcher};
-use super::service::Service;
+use super::service::{Service, Teller};
 use crate::acp::code::{Code, Error, Result};
-use crate::acp::owner::Question;
 use crate::api::acp::AcpCall;
 use crate::daemon::logging::{emit, event};
 use crate::runtime::sys;
@@ -46,13 +44,6 @@ enum Reply {
 struct Refusal {
     code: Code,
     message: String,
-}
-
-struct Nobody;
-
-impl Watcher for Nobody {
-    fn moved(&self, _: &Standing) {}
-    fn asked(&self, _: &Question) {}
 }
 
 /// Where the socket of an owner is.
@@ -119,7 +110,7 @@ async fn answer_all(stream: UnixStream, service: &Service) -> io::Result<()> {
         let called = serde_json::from_slice::<AcpCall>(&line)
             .map_err(|error| Error::new(Code::BadJson, format!("no call: {error}")));
         let answered = match called {
-            Ok(call) => service.serve(call, &Nobody).await,
+            Ok(call) => service.serve(call, &Teller(|_| {})).await,
             Err(error) => Err(error),
         };
         let reply = match answered {

@@ -5,16 +5,18 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::draft;
 use super::terminal::say;
 use super::{Place, Surroundings, protocol};
 use crate::acp::endpoint::EndpointPolicy;
 use crate::acp::objects::RevocationTarget;
 use crate::acp::value::Name;
 use crate::api::acp::{
-    AcpCall, Answer, CancelTask, CreateInvite, ListTasks, Revocable, RevokeToken, TaskStatus,
+    AcpCall, Answer, CancelTask, CreateInvite, ExportAudit, ListTasks, Revocable, RevokeToken,
+    TaskStatus,
 };
 use crate::api::types::ApiError;
 use crate::cli::acp::Failure;
@@ -23,24 +25,9 @@ use crate::cli::acp::args::{
     TasksArgs,
 };
 use crate::cli::{exit, output};
-use crate::daemon::acp::delegation::{Standing, Watcher};
-use crate::daemon::acp::service::Service;
+use crate::codec::text::escape_untrusted;
+use crate::daemon::acp::service::{Service, Teller};
 use crate::daemon::acp::{OfficeError, owner_dir, read_key, socket};
-
-/// The exit code for a failure that the daemon reports.
-pub(super) fn daemon_exit(error: &ApiError) -> u8 {
-    match error.code.as_str() {
-        "RELAY_UNREACHABLE" | "no_daemon" => exit::NO_DAEMON,
-        _ => exit::FAILED,
-    }
-}
-
-struct Unwatched;
-
-impl Watcher for Unwatched {
-    fn moved(&self, _: &Standing) {}
-    fn asked(&self, _: &crate::acp::owner::Question) {}
-}
 
 /// Whose office is asked, and by which relays it may talk when it is opened for this call.
 struct Whom<'a> {
@@ -59,11 +46,10 @@ fn ask(
     whom: &Whom<'_>,
     call: AcpCall,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<Value, Failure> {
     let Some(key) = whom.key else {
-        return (around.daemon)(&call)
-            .map_err(|error| Failure { exit: daemon_exit(&error), error });
+        return around.ask(call, |_| {});
     };
     let dir = owner_dir(&place.state_dir, read_key(key)?.did());
     let mut options = place.office(key)?;
@@ -81,7 +67,7 @@ fn ask(
         let name = Name::lossy("a commsd owner");
         let service = Service { office: office.clone(), transports, name };
         let sends = !call.only_reads();
-        let answer = service.serve(call, &Unwatched).await;
+        let answer = service.serve(call, &Teller(|_| {})).await;
         if sends {
             office.flushed().await;
         }
@@ -101,23 +87,17 @@ fn finish(place: &Place, answer: &Value, text: impl FnOnce(&Value) -> String) ->
 }
 
 fn word(value: &Value, name: &str) -> String {
-    output::printable(value.get(name).and_then(Value::as_str).unwrap_or_default())
+    escape_untrusted(value.get(name).and_then(Value::as_str).unwrap_or_default())
 }
 
 fn millis(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Serving tools over MCP is not the terminal's business.
-pub(super) fn mcp_server() -> Failure {
-    let todo = "not in this build";
-    Failure { error: ApiError::new("acp_mcp", "no MCP server here", todo), exit: exit::FAILED }
-}
-
 pub(super) fn invite(
     args: &InviteCreateArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let call = AcpCall::CreateInvite(CreateInvite {
         name: args.name.as_ref().map(|name| (**name).to_owned()),
@@ -132,7 +112,7 @@ pub(super) fn invite(
 pub(super) fn revoke(
     args: &RevokeArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let target_type = match args.target_type {
         RevocationTarget::Invite => Revocable::Invite,
@@ -167,7 +147,7 @@ pub(super) fn revoke(
 pub(super) fn tasks(
     args: &TasksArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let call = AcpCall::ListTasks(ListTasks {
         role: args.role.map(|side| match side {
@@ -201,11 +181,30 @@ pub(super) fn tasks(
 pub(super) fn task(
     args: &TaskArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
-    let call =
-        AcpCall::TaskStatus(TaskStatus { task_id: args.id.as_str().to_owned(), wait_ms: None });
-    let answer = ask(&Whom::of(args.owner.key.as_deref()), call, place, around)?;
+    let (task_id, whom) = (args.id.as_str().to_owned(), Whom::of(args.owner.key.as_deref()));
+    if let Some(out) = &args.audit {
+        let out = std::path::absolute(out).unwrap_or_else(|_| out.clone());
+        let out = Some(out.to_string_lossy().into_owned());
+        let call = AcpCall::ExportAudit(ExportAudit { task_id, redact: args.redact, out });
+        let answer = ask(&whom, call, place, around)?;
+        return Ok(finish(place, &answer, |answer| format!("{}\n", word(answer, "path"))));
+    }
+    let call = AcpCall::TaskStatus(TaskStatus { task_id, wait_ms: None });
+    let answer = ask(&whom, call, place, around)?;
+    if args.draft {
+        let over = answer.get("deliverable").is_some_and(|result| !result.is_null());
+        if !over {
+            let text = format!("there is no result of {} yet", args.id.as_str());
+            let error = ApiError::new("acp_no_result", text, "wait for it: commsd acp task ID");
+            return Err(Failure { error, exit: exit::FAILED });
+        }
+        return Ok(finish(place, &json!({ "draft": draft::page(&answer) }), |answer| {
+            // What is in it is escaped where it came from others.
+            answer.get("draft").and_then(Value::as_str).unwrap_or_default().to_owned()
+        }));
+    }
     Ok(finish(place, &answer, task_text))
 }
 
@@ -244,7 +243,7 @@ fn task_text(task: &Value) -> String {
 pub(super) fn cancel(
     args: &CancelArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let call = AcpCall::CancelTask(CancelTask {
         task_id: args.id.as_str().to_owned(),
@@ -259,7 +258,7 @@ pub(super) fn cancel(
 pub(super) fn approvals(
     command: &ApprovalsCommand,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     match command {
         ApprovalsCommand::List(owner) => {
@@ -291,7 +290,7 @@ fn answer(
     args: &AnswerArgs,
     approve: bool,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     let (id, reason) = (args.id.clone(), (*args.reason).to_owned());
     let call = AcpCall::Answer(Answer { id, approve, reason });
@@ -303,8 +302,6 @@ fn answer(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::terminal::{Terminal, say};
+use super::terminal::{Terminal, say, told};
 use super::worker::{audit_plan, serve_at};
 use super::{Place, Surroundings, form, protocol, stop_signals};
 use crate::acp::json::{canonical, parse};
@@ -18,6 +18,7 @@ use crate::api::types::ApiError;
 use crate::cli::acp::args::{DelegateArgs, Multi};
 use crate::cli::acp::{Failure, files};
 use crate::cli::{exit, output};
+use crate::codec::text::escape_untrusted;
 use crate::daemon::acp::delegation;
 use crate::daemon::acp::service::{self, Service};
 use crate::daemon::acp::{Office, OfficeError, orders, owner_dir};
@@ -32,7 +33,7 @@ const INTERRUPTED: u8 = 130;
 pub(super) fn run(
     args: &DelegateArgs,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     check(args)?;
     let work = work(args)?;
@@ -121,12 +122,12 @@ fn by_daemon(
     args: &DelegateArgs,
     work: Work,
     place: &Place,
-    around: &Surroundings<'_>,
+    around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
     if args.audit.is_some() {
         return Err(usage(
             "--audit goes with --key",
-            "the daemon keeps its tasks' logs; write one with: commsd acp audit-export --task ID OUT",
+            "the daemon keeps its tasks' logs; write one with: commsd acp task ID --audit FILE",
         ));
     }
     let work = Work { wait_ms: Some(crate::api::acp::MAX_WAIT_MS), ..work };
@@ -142,8 +143,7 @@ fn by_daemon(
             work,
         }),
     };
-    let answer = (around.daemon)(&call)
-        .map_err(|error| Failure { exit: super::calls::daemon_exit(&error), error })?;
+    let answer = around.ask(call, |news| told(&news, args.progress))?;
     conclude(args, place, &answer)
 }
 
@@ -233,7 +233,7 @@ fn conclude(args: &DelegateArgs, place: &Place, answer: &Value) -> Result<ExitCo
 /// What came of it, for people.
 fn text(answer: &Value, with_result: bool) -> String {
     let word = |value: &Value, name: &str| {
-        output::printable(value.get(name).and_then(Value::as_str).unwrap_or_default())
+        escape_untrusted(value.get(name).and_then(Value::as_str).unwrap_or_default())
     };
     let mut lines = vec![format!("{} {}", word(answer, "status"), word(answer, "taskId"))];
     if let Some(failure) = answer.get("failure").filter(|failure| !failure.is_null()) {

@@ -5,6 +5,8 @@
 mod calls;
 mod delegate;
 mod demo;
+mod draft;
+mod mcp_server;
 mod terminal;
 mod worker;
 
@@ -14,8 +16,10 @@ use std::process::ExitCode;
 
 use super::{Failure, Hosted, HostedCommand};
 use crate::acp::code::{Code, Error};
-use crate::api::acp::AcpCall;
+use crate::api::acp::{AcpCall, AcpNews};
+use crate::api::client;
 use crate::api::types::ApiError;
+use crate::cli::client::PROGRAM;
 use crate::cli::{exit, output};
 use crate::daemon::acp::program::{self, stop_signals};
 use crate::daemon::acp::{OfficeError, OfficeOptions, StartError, read_key};
@@ -24,17 +28,42 @@ use serde_json::Value;
 
 use super::args::ReceiveForm;
 
-/// Where things are, and how the daemon is asked.
-pub struct Surroundings<'a> {
+/// Where things are.
+pub struct Surroundings {
     /// Where owners have their directories, unless `--state-dir` says otherwise.
     pub state_dir: PathBuf,
-    /// Asks the daemon.
-    pub daemon: &'a dyn Fn(&AcpCall) -> Result<Value, ApiError>,
+    /// The daemon's socket.
+    pub socket: PathBuf,
+}
+
+impl Surroundings {
+    /// Asks the daemon, as its user. `told` hears what happens meanwhile.
+    fn ask(&self, call: AcpCall, told: impl FnMut(AcpNews)) -> Result<Value, Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| no_runtime(&error))?;
+        let answer = runtime.block_on(client::acp::call(&self.socket, PROGRAM, call, told));
+        answer.map_err(|error| {
+            let exit = match error.code.as_str() {
+                ApiError::NO_DAEMON | ApiError::DAEMON_STOPPED => exit::NO_DAEMON,
+                code if code == Code::RelayUnreachable.as_str() => exit::NO_DAEMON,
+                _ => exit::FAILED,
+            };
+            Failure { error, exit }
+        })
+    }
+}
+
+fn no_runtime(error: &std::io::Error) -> Failure {
+    let todo = "check the limits of this user's processes and descriptors";
+    let error = ApiError::new("start_io", format!("no runtime: {error}"), todo);
+    Failure { error, exit: exit::FAILED }
 }
 
 /// Does a hosted command. `relay start` is `main`'s.
 #[must_use]
-pub fn run(hosted: Hosted, around: &Surroundings<'_>, json: bool) -> ExitCode {
+pub fn run(hosted: Hosted, around: &Surroundings, json: bool) -> ExitCode {
     let state_dir = hosted.state_dir.clone().unwrap_or_else(|| around.state_dir.clone());
     let place = Place { state_dir, verbose: hosted.verbose, json };
     let done = match hosted.command {
@@ -42,7 +71,7 @@ pub fn run(hosted: Hosted, around: &Surroundings<'_>, json: bool) -> ExitCode {
         HostedCommand::WorkerStart(args) => worker::run(&args, &place),
         HostedCommand::Delegate(args) => delegate::run(&args, &place, around),
         HostedCommand::Demo(audit_dir) => demo::run(audit_dir.as_deref(), &place),
-        HostedCommand::McpServer(_) => Err(calls::mcp_server()),
+        HostedCommand::McpServer(args) => mcp_server::run(&args, &place, around),
         HostedCommand::InviteCreate(args) => calls::invite(&args, &place, around),
         HostedCommand::Revoke(args) => calls::revoke(&args, &place, around),
         HostedCommand::Tasks(args) => calls::tasks(&args, &place, around),
@@ -91,12 +120,7 @@ impl From<StartError> for Failure {
 impl From<OfficeError> for Failure {
     fn from(error: OfficeError) -> Self {
         let exit = if error.is_usage() { exit::USAGE } else { exit::FAILED };
-        match error.todo() {
-            Some(todo) => {
-                Self { error: ApiError::new(error.code(), error.to_string(), todo), exit }
-            }
-            None => Self { error: ApiError::plain(error.code(), error.to_string()), exit },
-        }
+        Self { error: error.into(), exit }
     }
 }
 
