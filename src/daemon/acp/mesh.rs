@@ -247,3 +247,118 @@ impl Owner {
         self.acp.serve_peer(request, key);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::acp::did::Secret;
+    use crate::acp::owner::Route;
+
+    const DAY: u64 = 24 * 3_600_000;
+
+    fn device(n: u8) -> DeviceKey {
+        DeviceKey::from_scalar(&[n; 32]).unwrap()
+    }
+
+    fn owner(n: u8) -> Secret {
+        Secret::from_seed(&[n; 32]).unwrap()
+    }
+
+    fn bound(binding: &DeviceBinding) -> Answered {
+        let text = String::from_utf8(canonical(binding).unwrap()).unwrap();
+        Ok(CommandResult::Served(Value::map([("binding", Value::Text(text))])))
+    }
+
+    /// An owner's task that knows one name, for device 2, and has these answers, one each.
+    fn peer(answers: Vec<Answered>) -> Mesh {
+        let (mesh, mut asked) = Mesh::new(false);
+        tokio::spawn(async move {
+            let mut answers = answers.into_iter();
+            while let Some(ask) = asked.recv().await {
+                match ask {
+                    MeshAsk::Find(name, tell) if name == "bob" => {
+                        let _ = tell.send(Ok(device(2).id()));
+                    }
+                    MeshAsk::Find(_, tell) => {
+                        let _ = tell.send(Err(ApiError::plain("agent_not_found", "who?")));
+                    }
+                    MeshAsk::Ask(_, _, tell) => {
+                        let _ = answers.next().map(|answer| tell.send(answer));
+                    }
+                    MeshAsk::Answer(..) => {}
+                }
+            }
+        });
+        mesh
+    }
+
+    async fn code(mesh: &Mesh, name: &str) -> Code {
+        mesh.worker(name).await.unwrap_err().code()
+    }
+
+    #[tokio::test]
+    async fn a_worker_is_whom_its_binding_names_and_is_asked_once() {
+        let now = unix_now();
+        let mesh =
+            peer(vec![bound(&DeviceBinding::issue(&owner(1), &device(2), DAY, now).unwrap())]);
+        assert_eq!(code(&mesh, "nobody").await, Code::BadField);
+        for _ in 0..2 {
+            let worker = mesh.worker("bob").await.unwrap();
+            assert_eq!(worker.did, owner(1).did());
+            assert_eq!(worker.route, Route::Mesh { device: device(2).id().hex() });
+            assert_eq!((worker.key, worker.invite), (None, None));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_forged_binding_names_nobody() {
+        let now = unix_now();
+        let issue =
+            |device: &DeviceKey, now| DeviceBinding::issue(&owner(1), device, DAY, now).unwrap();
+        let of_another = issue(&device(3), now);
+        let mut stolen = issue(&device(2), now);
+        stolen.did = owner(4).did();
+        let mut resigned = stolen.clone();
+        resigned.signature.signer_did = owner(4).did();
+        let over = issue(&device(2), UnixMillis(now.0 - 2 * DAY));
+        let nothing =
+            Ok(CommandResult::Served(Value::map([("binding", Value::Text("{}".into()))])));
+        let mesh = peer(vec![
+            bound(&of_another),
+            bound(&stolen),
+            bound(&resigned),
+            bound(&over),
+            nothing,
+            bound(&issue(&device(2), now)),
+        ]);
+        for wanted in [
+            Code::WrongSigner,
+            Code::WrongSigner,
+            Code::BadSignature,
+            Code::TokenExpired,
+            Code::MissingMember,
+        ] {
+            assert_eq!(code(&mesh, "bob").await, wanted);
+        }
+        mesh.worker("bob").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_peer_refuses_is_told_in_words_of_ours() {
+        let refused = |code: &str| {
+            let (code, message) = (code.to_owned(), "\u{1b}[2J their words".to_owned());
+            Ok(CommandResult::Refused { code, message })
+        };
+        let gone = Err(CommandError::new("not_connected", "it is not connected"));
+        let mesh = peer(vec![refused("busy"), refused("\u{1b}[2J"), gone, Ok(CommandResult::Done)]);
+        let post = || mesh.post(&"0a".repeat(32), vec![1]);
+        assert_eq!(post().await.unwrap_err().code(), Code::RateLimited);
+        let error = post().await.unwrap_err();
+        assert_eq!(error.code(), Code::RelayUnreachable);
+        assert_eq!(error.message(), "the peer takes part in no tasks (refused)");
+        for _ in 0..2 {
+            assert_eq!(post().await.unwrap_err().code(), Code::RelayUnreachable);
+        }
+        assert_eq!(mesh.post("nowhere", vec![1]).await.unwrap_err().code(), Code::BadField);
+    }
+}
