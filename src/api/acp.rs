@@ -121,6 +121,26 @@ pub enum AcpCall {
 }
 
 impl AcpCall {
+    /// Whether it changes nothing: for those who may only look.
+    #[must_use]
+    pub const fn only_reads(&self) -> bool {
+        match self {
+            Self::Whoami
+            | Self::VerifyAuditBundle(_)
+            | Self::TaskStatus(_)
+            | Self::ListTasks(_)
+            | Self::DiscoverWorkers(_)
+            | Self::ListApprovals
+            | Self::ExportAudit(_) => true,
+            Self::DelegateTask(_)
+            | Self::DelegateMulti(_)
+            | Self::CreateInvite(_)
+            | Self::RevokeToken(_)
+            | Self::CancelTask(_)
+            | Self::Answer(_) => false,
+        }
+    }
+
     /// How long it may wait by itself, before its answer is due.
     #[must_use]
     pub fn wait(&self) -> Duration {

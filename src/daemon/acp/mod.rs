@@ -1,7 +1,8 @@
 //! The Agent Collaboration Protocol at work: owners with their stores, relays and runs, inside the
 //! daemon or as programs of their own (`commsd acp worker --key`, `delegate --key`, `demo`).
 //!
-//! `resident` keeps the daemon's own. `setup` makes an office, `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
+//! `resident` keeps the daemon's own office, `program` makes one a program of its own. `setup` makes
+//! an office, `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
 //! `audit` the files, `tools` what workers may be granted. What a command does with an office stands
 //! in `worker`, `delegation` and `demo`.
 
@@ -11,6 +12,7 @@ pub mod demo;
 mod office;
 pub mod orders;
 mod outbox;
+pub mod program;
 pub mod resident;
 pub mod service;
 mod setup;
@@ -23,6 +25,7 @@ use std::path::PathBuf;
 
 use crate::acp::code::{Code, Error};
 use crate::api::types::ApiError;
+pub use crate::daemon::StartError;
 use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::EntropyError;
 use crate::runtime::adapter::AdapterError;

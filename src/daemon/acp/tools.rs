@@ -37,13 +37,14 @@ pub struct Tool {
     pub command: Vec<String>,
 }
 
-type Answers = BTreeMap<(Digest, CallId), oneshot::Sender<Result<Value>>>;
+/// Where the answer to a call goes.
+type Waiter = oneshot::Sender<Result<Value>>;
 
 /// The tools, and the calls of this side's work that wait.
 #[derive(Default)]
 pub struct Toolbox {
     tools: Vec<(Resource, Vec<String>)>,
-    waiting: Mutex<Answers>,
+    waiting: Mutex<BTreeMap<(Digest, CallId), Waiter>>,
 }
 
 impl Toolbox {
