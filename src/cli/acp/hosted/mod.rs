@@ -30,6 +30,7 @@ use crate::runtime::acp_transport::Form;
 use super::args::ReceiveForm;
 
 /// Where things are.
+#[derive(Clone, Debug)]
 pub struct Surroundings {
     /// Where owners have their directories, unless `--state-dir` says otherwise.
     pub state_dir: PathBuf,
