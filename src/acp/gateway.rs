@@ -38,6 +38,9 @@ const MAX_SEEN: usize = 16_384;
 /// How long the key of a task outlives its end, for late resends, ms.
 pub const KEY_AFTERLIFE_MS: u64 = 24 * 3_600_000;
 
+/// Peers that may propose without an invite at one time: their owner has let each of them in.
+pub const MAX_VOUCHED: usize = 1024;
+
 /// Whom a worker lets propose without an invite.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
@@ -124,6 +127,8 @@ pub struct Gateway {
     seen: BTreeMap<(Did, EnvelopeId), UnixMillis>,
     /// Whom a worker lets propose without an invite.
     pub admission: Admission,
+    /// Dids that a peer of this owner's was found to be, and until when they may propose as well.
+    vouched: BTreeMap<Did, UnixMillis>,
     /// Invites issued here.
     pub invites: InviteBook,
     /// What was taken back.
@@ -141,6 +146,7 @@ impl Gateway {
             tasks: BTreeMap::new(),
             seen: BTreeMap::new(),
             admission: Admission::default(),
+            vouched: BTreeMap::new(),
             invites: InviteBook::new(),
             revocations: RevocationRegistry::new(),
         }
@@ -499,6 +505,15 @@ impl Gateway {
         })
     }
 
+    /// Lets a peer propose without an invite until then, beside those of [`Self::admission`]. Beyond
+    /// [`MAX_VOUCHED`] nobody else is let in for a while.
+    pub fn vouch(&mut self, did: Did, until: UnixMillis, now: UnixMillis) {
+        self.vouched.retain(|_, until| now < *until);
+        if self.vouched.len() < MAX_VOUCHED || self.vouched.contains_key(&did) {
+            self.vouched.insert(did, until);
+        }
+    }
+
     /// Whether a worker answers a proposal at all (design 7.1: no oracle, no work for strangers).
     fn admits(&self, message: &SessionMessage, now: UnixMillis) -> bool {
         let proposes = message.entries.first().is_some_and(|entry| entry.event == Event::Propose);
@@ -513,7 +528,8 @@ impl Gateway {
             Admission::Known(dids) => dids.contains(&message.from),
             Admission::Anyone => true,
         };
-        (invited || known) && self.check_room(message.from).is_ok()
+        let vouched = self.vouched.get(&message.from).is_some_and(|until| now < *until);
+        (invited || known || vouched) && self.check_room(message.from).is_ok()
     }
 
     fn check_room(&self, peer: Did) -> Result<()> {

@@ -38,6 +38,12 @@ pub fn invite_text(invite: &Invite) -> Result<String> {
     Ok(format!("{SHORT}{}", BASE64URL_NOPAD.encode(&canonical(invite)?)))
 }
 
+/// Whether a text says that it is an invite.
+#[must_use]
+pub fn is_invite(text: &str) -> bool {
+    text.starts_with(SHORT) || text.starts_with(LONG)
+}
+
 /// Reads either text form and checks the signature. Times and uses are [`check_invite`]'s.
 ///
 /// # Errors

@@ -5,6 +5,7 @@
 
 pub mod approval;
 pub mod audit;
+pub mod binding;
 pub mod capability;
 pub mod code;
 pub mod did;

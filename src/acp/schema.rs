@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
+use super::binding::DeviceBinding;
 use super::code::{Code, Error, Result};
 use super::json::canonical;
 use super::objects;
@@ -147,6 +148,7 @@ pub fn all() -> Vec<(String, Value)> {
         named::<objects::Invite>(),
         named::<objects::WorkerCard>(),
         named::<objects::RelayAuth>(),
+        named::<DeviceBinding>(),
     ]
 }
 

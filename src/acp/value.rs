@@ -371,8 +371,10 @@ byte_values! {
     Nonce = 16 / 22,
     /// A public X25519 key, or the encapsulated key of an envelope.
     Key32 = 32 / 43,
-    /// An Ed25519 signature.
+    /// A signature: Ed25519, or P-256 as `r || s`.
     SignatureBytes = 64 / 86,
+    /// A public P-256 key: an uncompressed point (SEC 1).
+    P256Point = 65 / 87,
 }
 
 impl Nonce {

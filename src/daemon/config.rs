@@ -2,6 +2,8 @@
 //! and the command line, each over the one before. Everything is read and checked here; nothing is
 //! bound, created or changed. Client commands use it to find the socket.
 
+mod acp;
+
 use std::ffi::OsString;
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
@@ -12,6 +14,8 @@ use serde_json::{Map, Value};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use self::acp::Level;
+pub use self::acp::{AcpAdmit, AcpWork, AdapterWord};
 use crate::acp::endpoint::{Endpoint, EndpointPolicy};
 use crate::mesh::records::ConsentPolicy;
 use crate::mesh::replica::HistoryLimits;
@@ -219,6 +223,10 @@ pub struct Config {
     pub acp_relays: Vec<String>,
     /// Whether those, and relays that others name, may be another machine's without encryption.
     pub acp_allow_insecure: bool,
+    /// Who may propose work to the daemon without an invite.
+    pub acp_admit: AcpAdmit,
+    /// What the daemon does work with; it takes none without.
+    pub acp_work: Option<AcpWork>,
     /// How events are written.
     pub log: LogFormat,
     /// Which events are written, in the syntax of `tracing_subscriber`'s `EnvFilter`.
@@ -465,6 +473,13 @@ struct FileKeys {
     store_mb: Option<u32>,
     acp_relays: Option<Vec<String>>,
     acp_allow_insecure: Option<bool>,
+    acp_admit: Option<AcpAdmit>,
+    acp_worker: Option<AdapterWord>,
+    acp_worker_cmd: Option<String>,
+    acp_worker_tool: Option<String>,
+    acp_worker_model: Option<String>,
+    acp_worker_isolation: Option<Level>,
+    acp_worker_auto_accept: Option<bool>,
     log: Option<LogFormat>,
     log_filter: Option<Filter>,
 }
@@ -590,6 +605,16 @@ impl Config {
             acp_allow_insecure: keys.acp_allow_insecure.unwrap_or(false)
                 || environment.acp_allow_insecure
                 || flags.acp_allow_insecure,
+            acp_admit: keys.acp_admit.unwrap_or_default(),
+            // Only the file says what is run for others.
+            acp_work: keys.acp_worker.map(|adapter| AcpWork {
+                adapter,
+                cmd: keys.acp_worker_cmd,
+                tool: keys.acp_worker_tool,
+                model: keys.acp_worker_model,
+                isolation: keys.acp_worker_isolation.map(|level| level.0),
+                auto_accept: keys.acp_worker_auto_accept.unwrap_or(false),
+            }),
             log: flags.log.or(environment.log).or(keys.log).unwrap_or(log_default),
             log_filter: flags
                 .log_filter
@@ -709,6 +734,7 @@ impl Config {
             [] => "none".to_owned(),
             relays => relays.join(" "),
         };
+        let work = self.acp_work.as_ref().map_or("none", |work| work.adapter.0.as_str());
         let rows = [
             ("config file", optional(&self.config_file)),
             ("socket", self.socket.display().to_string()),
@@ -730,6 +756,8 @@ impl Config {
             ("store MiB", self.store_mb.to_string()),
             ("acp relays", relays),
             ("acp insecure", on(self.acp_allow_insecure).into()),
+            ("acp admit", self.acp_admit.to_string()),
+            ("acp worker", work.into()),
             ("log", log.into()),
             ("log filter", self.log_filter.clone()),
         ];
@@ -816,6 +844,8 @@ mod tests {
             store_mb: 1024,
             acp_relays: Vec::new(),
             acp_allow_insecure: false,
+            acp_admit: AcpAdmit::default(),
+            acp_work: None,
             log: LogFormat::Json,
             log_filter: "info".into(),
         };
@@ -971,6 +1001,25 @@ mod tests {
         }
         let many = [("COMMSD_ACP_RELAYS", "https://a,https://b,https://c,https://d,https://e")];
         assert!(resolve("", &many).is_err());
+    }
+
+    #[test]
+    fn work_for_others_is_what_the_file_says() {
+        let (_dir, places) = with_file(
+            "acp-worker = \"command\"\nacp-worker-cmd = \"cat -u\"\nacp-admit = \"peers\"\n\
+             acp-worker-isolation = \"subprocess\"\nacp-worker-auto-accept = true\n",
+        );
+        let config = Config::resolve(Settings::default(), env(&[]).unwrap(), &places).unwrap();
+        assert!(config.acp_admit.peers);
+        let work = config.acp_work.unwrap();
+        assert_eq!((work.adapter.0.as_str(), work.auto_accept), ("command", true));
+        let options = work.options();
+        assert_eq!(options.cmd.as_deref(), Some("cat -u"));
+        assert_eq!(options.isolation.map(|level| level.as_str()), Some("subprocess"));
+        for bad in ["acp-worker = \"shell\"\n", "acp-worker-isolation = \"vm\"\n"] {
+            let (_dir, places) = with_file(bad);
+            assert!(Config::resolve(Settings::default(), env(&[]).unwrap(), &places).is_err());
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use self::acp::Mesh;
 use self::acp::resident::Resident;
 use self::config::Config;
 use self::health::{Health, condition};
@@ -353,7 +354,9 @@ pub async fn serve(
         ));
     }
     let (desk, vaults) = Desk::new();
-    let acp = Resident::start(&config, Name::lossy(machine.display_name().unwrap_or("commsd")));
+    let (way, acp_asked) = Mesh::new(config.acp_admit.peers);
+    let acp_name = Name::lossy(machine.display_name().unwrap_or("commsd"));
+    let acp = Resident::start(&config, acp_name, way);
     let device = node.daemon();
     let config = Arc::new(config);
     let owner = Owner {
@@ -387,6 +390,7 @@ pub async fn serve(
         news: BTreeSet::new(),
         desk,
         acp,
+        acp_asks: HashMap::new(),
         next_op: 0,
         change_seq: 0,
         inputs: VecDeque::from([Input::Start]),
@@ -397,7 +401,9 @@ pub async fn serve(
     emit(&event("ready").with("device", device));
     notify(&[sd_notify::NotifyState::Ready]);
     started(&config);
-    let owner = owner.run(Sources { mesh, local, opened, saved, stored, vaults, stop }).await;
+    let owner = owner
+        .run(Sources { mesh, local, opened, saved, stored, vaults, acp: acp_asked, stop })
+        .await;
     notify(&[sd_notify::NotifyState::Stopping]);
     emit(&event("stopping").with("reason", "asked"));
     socket_stop.cancel();

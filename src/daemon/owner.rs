@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::acp::mesh::{MeshAsk, Open};
 use super::acp::resident::Resident;
 use super::config::Config;
 use super::health::Health;
@@ -198,6 +199,8 @@ pub(super) struct Owner {
     pub(super) desk: Desk,
     /// This machine's side of the Agent Collaboration Protocol.
     pub(super) acp: Resident,
+    /// What it has asked of peers.
+    pub(super) acp_asks: Open,
     pub(super) next_op: u64,
     pub(super) change_seq: u64,
     pub(super) inputs: VecDeque<Input>,
@@ -214,6 +217,7 @@ pub(super) struct Sources {
     pub saved: mpsc::Receiver<Ticket>,
     pub stored: mpsc::Receiver<Vec<Report>>,
     pub vaults: mpsc::Receiver<Done>,
+    pub acp: mpsc::Receiver<MeshAsk>,
     pub stop: CancellationToken,
 }
 
@@ -257,6 +261,7 @@ impl Owner {
                 }
                 Some(opening) = sources.opened.recv() => self.opened(opening),
                 Some(done) = sources.vaults.recv() => self.vault_done(done),
+                Some(ask) = sources.acp.recv() => self.mesh_asked(ask),
                 Some(reports) = sources.stored.recv() => self.stored(reports),
                 Some(ticket) = sources.saved.recv() => {
                     self.inputs.push_back(Input::IdentitySaved(ticket));
@@ -305,6 +310,7 @@ impl Owner {
             }
             Output::AgentEvent { agent, seq, event } => self.agent_event(agent, seq, &event),
             Output::Service(call) => self.desk.serve(*call),
+            Output::Acp(request) => self.mesh_serves(*request),
             Output::Reply { op, result } => self.command_answered(op, result),
             Output::ProbePids(agents) => {
                 let dead = agents

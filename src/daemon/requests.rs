@@ -601,7 +601,10 @@ impl Owner {
         op: OpId,
         result: Result<CommandResult, CommandError>,
     ) {
-        let Some((conn, id, reply)) = self.replies.remove(&op) else { return };
+        let Some((conn, id, reply)) = self.replies.remove(&op) else {
+            self.mesh_answered(op, result);
+            return;
+        };
         if let Reply::Attached { agent, reason } = reply {
             // Without the room it is an agent all the same.
             self.attach(conn, &id, agent, reason);

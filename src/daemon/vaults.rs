@@ -333,7 +333,7 @@ const fn mode(write: bool) -> VaultMode {
 }
 
 /// A peer's word for what went wrong, if it is a word.
-fn word(code: String) -> String {
+pub(super) fn word(code: String) -> String {
     let is_word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
     match (1..=MAX_CODE).contains(&code.len()) && code.bytes().all(is_word) {
         true => code,

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod acp;
+mod acp_mesh;
 mod bench;
 mod cli;
 mod contrib;

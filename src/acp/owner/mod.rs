@@ -542,6 +542,11 @@ impl Owner {
         self.gateway.admission = admission;
     }
 
+    /// Lets a peer propose without an invite until then.
+    pub fn vouch(&mut self, did: Did, until: UnixMillis, now: UnixMillis) {
+        self.gateway.vouch(did, until, now);
+    }
+
     /// The log of a task.
     #[must_use]
     pub fn task(&self, task: &Digest) -> Option<&TaskLog> {

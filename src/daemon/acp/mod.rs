@@ -1,14 +1,16 @@
 //! The Agent Collaboration Protocol at work: owners with their stores, relays and runs, inside the
 //! daemon or as programs of their own (`commsd acp worker --key`, `delegate --key`, `demo`).
 //!
-//! `resident` keeps the daemon's own office, `program` makes one a program of its own. `setup` makes
-//! an office, `office` is the task that owns one owner, `transports` the ways to others, `outbox` what leaves,
+//! `resident` keeps the daemon's own. `setup` makes an office, `program` makes it a program of its own,
+//! `office` is the task that owns one owner, `transports` the ways to others, `mesh` the one without
+//! relays, `outbox` what leaves,
 //! `audit` the files, `tools` what workers may be granted. What a command does with an office stands
 //! in `worker`, `delegation` and `demo`.
 
 mod audit;
 pub mod delegation;
 pub mod demo;
+pub(in crate::daemon) mod mesh;
 mod office;
 pub mod orders;
 mod outbox;
@@ -32,10 +34,11 @@ use crate::runtime::adapter::AdapterError;
 use crate::store::StoreError;
 
 pub use audit::{AuditFiles, AuditPlan};
+pub use mesh::Mesh;
 pub use office::{Furnishing, Office, Told, open};
 pub use setup::{OfficeOptions, owner_dir, read_key, read_tools};
 pub use tools::{Tool, Toolbox};
-pub use transports::{Local, MeshPost, Transports};
+pub use transports::{Local, Transports};
 
 /// The task of an open office.
 pub type OfficeTask = tokio::task::JoinHandle<Result<(), OfficeError>>;

@@ -173,6 +173,18 @@ impl Office {
         told.await.map_err(|_| closed())
     }
 
+    /// Lets a peer propose without an invite until then.
+    ///
+    /// # Errors
+    /// As [`Self::act`].
+    pub async fn vouch(&self, did: Did, until: UnixMillis) -> AcpResult<()> {
+        self.act(move |owner, now, _| {
+            owner.vouch(did, until, now);
+            Ok(((), Outcome::default()))
+        })
+        .await
+    }
+
     /// Uses a tool of the requester's for the work of a task, and waits for its answer.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
-use crate::acp::invite::{check_invite, read_invite};
+use crate::acp::invite::{check_invite, is_invite, read_invite};
 use crate::acp::objects::{
     Budget, Isolation, SandboxPolicy, SchemaText, Verification, VerificationMethod,
     VerificationMode,
@@ -33,6 +33,13 @@ pub struct Worker {
     pub invite: Option<InviteId>,
     /// The way there.
     pub route: Route,
+}
+
+/// Whether `to` is neither an invite nor a did, but may be somebody of the mesh.
+#[must_use]
+pub fn names_peer(to: &str) -> bool {
+    let to = to.trim();
+    !to.starts_with("did:") && !is_invite(to)
 }
 
 /// Reads a worker as a caller names it: an invite, or a did with the relays where it is looked for.

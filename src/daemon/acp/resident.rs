@@ -1,5 +1,5 @@
 //! The daemon's own side of the protocol: one identity, made when it is first needed, and its
-//! office, which is opened at the start when there is an identity, else at the first call. An office
+//! office, which is opened at the start when there is an identity or work is taken, else at the first call. An office
 //! that cannot be opened, or has failed, is a health condition, and is opened again some time later.
 //! Each call of the local API is served in a task of its own and ends with its client.
 
@@ -12,16 +12,20 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::mesh::Mesh;
 use super::service::{Service, Teller, refusal};
 use super::{OfficeError, OfficeOptions, OfficeTask, read_key};
 use crate::acp::did::Secret;
+use crate::acp::objects::Gate;
 use crate::acp::value::Name;
 use crate::api::acp::{AcpCall, AcpNews};
 use crate::api::types::{self, AcpTold, ApiError, RequestId, notification};
 use crate::daemon::config::Config;
 use crate::daemon::logging::{emit, event};
+use crate::identity::device::DeviceKey;
 use crate::identity::entropy::OsEntropy;
 use crate::identity::files::BaseDir;
+use crate::mesh::node::AcpRequest;
 use crate::runtime::clock::unix_now;
 use crate::runtime::local_socket::{ConnId, LocalHandle};
 
@@ -30,6 +34,9 @@ pub const IDENTITY: &str = "identity.json";
 
 /// Calls under way. Most of them wait for a worker, and hold nothing but their task.
 pub(in crate::daemon) const MAX_CALLS: usize = 128;
+
+/// Runs at one time, as of a worker of the command line.
+const MAX_RUNS: usize = 4;
 
 /// When an office that has failed is opened again: at first, and at most. A caller need not wait for
 /// that, but has it tried no more often than at first.
@@ -43,6 +50,9 @@ pub struct Resident {
     /// `None` in a daemon that keeps nothing.
     asks: Option<mpsc::Sender<Ask>>,
     problem: watch::Receiver<Option<ApiError>>,
+    /// The office, while it is open: peers open none.
+    opened: watch::Receiver<Option<Service>>,
+    mesh: Mesh,
     places: Arc<Semaphore>,
     /// Of each client that has a call under way: ends its calls.
     clients: HashMap<ConnId, CancellationToken>,
@@ -51,20 +61,30 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Begins; nothing is opened yet. `name` is who invites are from.
+    /// Begins; nothing is opened yet. `name` is who invites are from, `mesh` the
+    /// way to peers.
     #[must_use]
-    pub fn start(config: &Config, name: Name) -> Self {
+    pub fn start(config: &Config, name: Name, mesh: Mesh) -> Self {
         let stop = CancellationToken::new();
         let (told, problem) = watch::channel(None);
+        let (open, opened) = watch::channel(None);
         let (asks, keeper) = if config.ephemeral {
             (None, tokio::spawn(async {}))
         } else {
             let (asks, waiting) = mpsc::channel(MAX_CALLS);
-            let keeper = Keeper { config: config.clone(), name, told, stop: stop.clone() };
+            let (config, mesh, stop) = (config.clone(), mesh.clone(), stop.clone());
+            let keeper = Keeper { config, name, mesh, told, open, stop };
             (Some(asks), tokio::spawn(keeper.keep(waiting)))
         };
         let places = Arc::new(Semaphore::new(MAX_CALLS));
-        Self { asks, problem, places, clients: HashMap::new(), stop, keeper }
+        Self { asks, problem, opened, mesh, places, clients: HashMap::new(), stop, keeper }
+    }
+
+    /// Serves a peer's request to the device with `key`, off this task; the node bounds how many there
+    /// are. Nothing is opened or made for peers.
+    pub fn serve_peer(&self, request: AcpRequest, key: Option<DeviceKey>) {
+        let service = self.opened.borrow().clone();
+        tokio::spawn(self.mesh.clone().serve(service, request, key));
     }
 
     /// Serves a call, off this task. The client is answered through `local`.
@@ -147,7 +167,9 @@ async fn serve(
 struct Keeper {
     config: Config,
     name: Name,
+    mesh: Mesh,
     told: watch::Sender<Option<ApiError>>,
+    open: watch::Sender<Option<Service>>,
     stop: CancellationToken,
 }
 
@@ -159,7 +181,8 @@ struct Open {
 impl Keeper {
     async fn keep(self, mut asks: mpsc::Receiver<Ask>) {
         let mut pause = RETRY_FIRST;
-        let there = self.config.acp_dir().join(IDENTITY).symlink_metadata().is_ok();
+        let there = self.config.acp_work.is_some()
+            || self.config.acp_dir().join(IDENTITY).symlink_metadata().is_ok();
         // When it is opened without being asked for; and why it was not, the last time.
         let mut due = there.then(Instant::now);
         let mut failed: Option<(Instant, ApiError)> = None;
@@ -209,6 +232,18 @@ impl Keeper {
     /// Gives the office to who asks for it, until it fails; `Ok` when the daemon stops.
     async fn work(&self, open: Open, asks: &mut mpsc::Receiver<Ask>) -> Result<(), ApiError> {
         let Open { service, mut task } = open;
+        self.open.send_replace(Some(service.clone()));
+        let ended = self.hand_out(&service, &mut task, asks).await;
+        self.open.send_replace(None);
+        ended
+    }
+
+    async fn hand_out(
+        &self,
+        service: &Service,
+        mut task: &mut OfficeTask,
+        asks: &mut mpsc::Receiver<Ask>,
+    ) -> Result<(), ApiError> {
         loop {
             tokio::select! {
                 ended = &mut task => {
@@ -232,6 +267,12 @@ impl Keeper {
         let mut options = OfficeOptions::new(key, self.config.acp_dir());
         options.relays.clone_from(&self.config.acp_relays);
         options.endpoints = self.config.acp_endpoints();
+        options.mesh = Some(self.mesh.clone());
+        options.admission = self.config.acp_admit.admission();
+        if let Some(work) = &self.config.acp_work {
+            options.work = Some((work.options(), MAX_RUNS));
+            options.auto.extend(work.auto_accept.then_some(Gate::ContractAcceptance));
+        }
         let transports = options.transports()?;
         // Not the daemon's own: an office that has failed stops its listeners with its token.
         let stop = self.stop.child_token();

@@ -20,7 +20,7 @@ use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::json::canonical;
 use crate::acp::objects::{AuditBundle, Decision, Gate, Party, RevocationTarget, State, Target};
-use crate::acp::owner::{Given, Owner, Question};
+use crate::acp::owner::{Given, Order, Owner, Question};
 use crate::acp::value::{Digest, Name, Prose, Read as _, TaskId, UrlText, Word};
 use crate::api::acp::{
     AcpCall, AcpNews, Answer, Combine, CreateInvite, DEFAULT_WAIT_MS, DelegateMulti, DelegateTask,
@@ -102,16 +102,22 @@ impl Service {
         work.relay.clone().map_or_else(|| self.transports.relays(), |relay| vec![relay])
     }
 
+    /// The order of `work` from whom `to` names.
+    async fn order(&self, to: &str, work: &Work) -> Result<Order> {
+        let worker = match self.transports.mesh().filter(|_| orders::names_peer(to)) {
+            Some(mesh) => mesh.worker(to.trim()).await.map_err(|error| error.inside("to"))?,
+            None => {
+                let (to, relays) = (to.to_owned(), self.relays(work));
+                let read = move |owner: &Owner| orders::worker(owner, &to, &relays, unix_now());
+                self.office.look(read).await?
+            }
+        };
+        orders::order(work, worker, unix_now())
+    }
+
     async fn delegate(&self, call: DelegateTask, watcher: &dyn Watcher) -> Result<Value> {
         let wait = wait(call.work.wait_ms.unwrap_or(DEFAULT_WAIT_MS));
-        let relays = self.relays(&call.work);
-        let order = self
-            .office
-            .look(move |owner| {
-                let now = unix_now();
-                orders::order(&call.work, orders::worker(owner, &call.to, &relays, now)?, now)
-            })
-            .await?;
+        let order = self.order(&call.to, &call.work).await?;
         let never = CancellationToken::new();
         let begun = BegunBy::new(watcher);
         let done = delegation::delegate(&self.office, order, &begun, &never);
@@ -125,7 +131,6 @@ impl Service {
 
     async fn delegate_multi(&self, call: DelegateMulti, watcher: &dyn Watcher) -> Result<Value> {
         let wait = wait(call.work.wait_ms.unwrap_or(DEFAULT_WAIT_MS));
-        let relays = self.relays(&call.work);
         let size = call.quorum_size.map(|size| usize::try_from(size).unwrap_or(usize::MAX));
         let quorum = match call.mode {
             Combine::Race => None,
@@ -134,16 +139,10 @@ impl Service {
             }
         };
         let mode = call.mode;
-        let orders = self
-            .office
-            .look(move |owner| {
-                let now = unix_now();
-                let named = call.workers.iter().map(|to| {
-                    orders::order(&call.work, orders::worker(owner, to, &relays, now)?, now)
-                });
-                named.collect::<Result<Vec<_>>>()
-            })
-            .await?;
+        let mut orders = Vec::with_capacity(call.workers.len());
+        for to in &call.workers {
+            orders.push(self.order(to, &call.work).await?);
+        }
         let late = CancellationToken::new();
         let done = delegation::delegate_group(&self.office, orders, quorum, watcher, &late);
         tokio::pin!(done);

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::audit::{AuditFiles, AuditPlan};
+use super::mesh::Mesh;
 use super::office::{Furnishing, Office, open};
 use super::tools::{Tool, Toolbox};
-use super::transports::{Local, MeshPost, Transports};
+use super::transports::{Local, Transports};
 use super::{OfficeError, OfficeTask};
 use crate::acp::code::{Code, Error};
 use crate::acp::did::{Did, Secret};
@@ -52,7 +53,7 @@ pub struct OfficeOptions {
     /// Other owners in this process.
     pub local: Local,
     /// Peers of the mesh.
-    pub mesh: Option<MeshPost>,
+    pub mesh: Option<Mesh>,
 }
 
 /// Reads a key file, which nobody else may read.

@@ -37,14 +37,13 @@ pub struct Tool {
     pub command: Vec<String>,
 }
 
-/// Where the answer to a call goes.
-type Waiter = oneshot::Sender<Result<Value>>;
+type Answers = BTreeMap<(Digest, CallId), oneshot::Sender<Result<Value>>>;
 
 /// The tools, and the calls of this side's work that wait.
 #[derive(Default)]
 pub struct Toolbox {
     tools: Vec<(Resource, Vec<String>)>,
-    waiting: Mutex<BTreeMap<(Digest, CallId), Waiter>>,
+    waiting: Mutex<Answers>,
 }
 
 impl Toolbox {

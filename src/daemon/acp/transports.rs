@@ -2,13 +2,12 @@
 //! relay also listens there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use super::mesh::Mesh;
 use super::office::Office;
 use super::outbox::Failure;
 use crate::acp::code::{Code, Error};
@@ -22,13 +21,6 @@ use crate::runtime::acp_transport::{Form, RelayClient, TransportError};
 
 /// Relays that one owner listens on. A peer that names more has the rest ignored.
 const MAX_RELAYS: usize = 64;
-
-/// How mail is handed to a peer of the mesh: device id and envelope in, success out.
-pub type MeshPost = Arc<
-    dyn Fn(String, Vec<u8>) -> Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>
-        + Send
-        + Sync,
->;
 
 /// Gateways of one process that reach each other without any network.
 #[derive(Clone, Default)]
@@ -53,7 +45,7 @@ struct Shared {
     /// Where mail goes that comes in.
     office: OnceLock<(Office, CancellationToken)>,
     local: Local,
-    mesh: Option<MeshPost>,
+    mesh: Option<Mesh>,
 }
 
 impl Transports {
@@ -67,7 +59,7 @@ impl Transports {
         policy: EndpointPolicy,
         form: Form,
         local: Local,
-        mesh: Option<MeshPost>,
+        mesh: Option<Mesh>,
     ) -> Result<Self, TransportError> {
         let transports = Self {
             shared: Arc::new(Shared {
@@ -92,6 +84,12 @@ impl Transports {
     #[must_use]
     pub fn relays(&self) -> Vec<String> {
         self.shared.own.clone()
+    }
+
+    /// The mesh, where this owner is on one.
+    #[must_use]
+    pub fn mesh(&self) -> Option<&Mesh> {
+        self.shared.mesh.as_ref()
     }
 
     /// The client of a relay.
@@ -166,7 +164,7 @@ impl Transports {
             }
             Route::Mesh { device } => {
                 let mesh = self.shared.mesh.as_ref().ok_or_else(Failure::nowhere)?;
-                mesh(device.clone(), canonical(envelope)?).await?;
+                mesh.post(device, canonical(envelope)?).await?;
                 Ok(())
             }
         }

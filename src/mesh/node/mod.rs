@@ -6,6 +6,7 @@
 //! membership and tokens are judged (`rooms`, `dms`), a mailbox takes the event (`mailboxes`), the
 //! store is asked to keep it, and the answer goes out once it has.
 
+mod acp;
 mod commands;
 mod connect;
 mod control;
@@ -31,6 +32,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+pub use acp::{AcpAsk, AcpRequest, MAX_ENVELOPE_BYTES, MAX_ENVELOPES_A_MINUTE};
 pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Delivery};
 pub use durable::{RecoverError, Restorable};
 pub use hub::{HUB_REDIAL_FIRST_MS, HUB_REDIAL_MAX_MS, HubConfig, HubView, TrustList};
@@ -260,7 +262,17 @@ pub enum Input {
         /// What.
         command: OperatorCommand,
     },
-    /// What came of [`Output::Service`].
+    /// This daemon's side of the Agent Collaboration Protocol asks something of a device; what it
+    /// answers comes as [`Output::Reply`].
+    Acp {
+        /// Name for the answer.
+        op: OpId,
+        /// Whom.
+        to: DeviceId,
+        /// What.
+        ask: AcpAsk,
+    },
+    /// What came of [`Output::Service`] or [`Output::Acp`].
     ServiceAnswered {
         /// Which.
         call: CallId,
@@ -381,6 +393,9 @@ pub enum Output {
     },
     /// A peer calls a service and may: do it, and tell by [`Input::ServiceAnswered`].
     Service(Box<ServiceCall>),
+    /// A peer asks something of this daemon's side of the Agent Collaboration Protocol: do it, and tell
+    /// by [`Input::ServiceAnswered`].
+    Acp(Box<AcpRequest>),
     /// Which of these processes are gone?
     ProbePids(Vec<(DeviceId, i64)>),
     /// Everything that had to be said before leaving has been handed over.
@@ -748,6 +763,7 @@ impl Node {
             Input::RemoveDevice(device) => self.remove_device(device, now),
             Input::Command { op, agent, command } => self.command(op, agent, command, now),
             Input::Operator { op, command } => self.operator_command(op, command, now),
+            Input::Acp { op, to, ask } => self.ask_acp(op, to, ask, now),
             Input::ServiceAnswered { call, outcome } => self.service_answered(call, outcome, now),
             Input::Committed(ticket) => self.committed(ticket, true),
             Input::CommitFailed { ticket, records } => {
@@ -829,6 +845,12 @@ impl Node {
     /// Whether events of messages on their way are wanted; they are at first.
     pub fn show_traffic(&mut self, wanted: bool) {
         self.traffic_shown = wanted;
+    }
+
+    /// The key of a device of ours in service.
+    #[must_use]
+    pub fn device_key(&self, device: &DeviceId) -> Option<&DeviceKey> {
+        self.devices.get(device).map(|device| &device.key)
     }
 
     fn is_hosted(&self, device: &DeviceId) -> bool {

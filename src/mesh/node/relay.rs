@@ -233,8 +233,12 @@ impl Node {
     /// What the other end of a session may do: of a channel, what the session that it goes through
     /// allows.
     pub(super) fn policy_of(&self, session: SessionId) -> Policy {
-        let through = self.channels.get(&session).map_or(session, |channel| channel.via);
-        self.sessions.get(&through).map(Session::policy).unwrap_or_default()
+        self.sessions.get(&self.carrier_of(session)).map(Session::policy).unwrap_or_default()
+    }
+
+    /// The session that carries this one: of a channel, the one that it goes through.
+    pub(super) fn carrier_of(&self, session: SessionId) -> SessionId {
+        self.channels.get(&session).map_or(session, |channel| channel.via)
     }
 
     /// Whether a session is a channel through the hub.

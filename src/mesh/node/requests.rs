@@ -10,7 +10,7 @@ use super::super::wire::room_path::RoomPath;
 use super::super::wire::token::ParsedToken;
 use super::control::ConnectionCard;
 use super::gossip::WIRE_MESH_VERSION;
-use super::{Answer, AnswerTo, Node, OutRequest, Outcome, Purpose, services};
+use super::{Answer, AnswerTo, Node, OutRequest, Outcome, Purpose, acp, services};
 use crate::codec::cbor::Value;
 use crate::identity::device::DeviceId;
 
@@ -84,7 +84,7 @@ impl Node {
         let inner = request.params.get("verb").and_then(Value::as_text).unwrap_or_default();
         match self.policy_of(session) {
             Policy::Full | Policy::Gateway => true,
-            Policy::RoomsOnly => !services::is_service(request),
+            Policy::RoomsOnly => !services::is_service(request) && !acp::is_acp(request),
             Policy::Observe => {
                 request.verb != FRAME_VERB && matches!(inner, "path.trace" | "topology.get")
             }
@@ -161,7 +161,7 @@ impl Node {
         Answer::Now(ok())
     }
 
-    /// A room verb or a service's, from a session or from a device of ours.
+    /// A room verb, a service's or one of the Agent Collaboration Protocol, from a session or from a device of ours.
     pub(super) fn room_request(
         &mut self,
         local: DeviceId,
@@ -174,6 +174,9 @@ impl Node {
     ) -> Answer {
         if services::is_service(request) {
             return self.service_request(local, from, session, to, request, token, now);
+        }
+        if acp::is_acp(request) {
+            return self.acp_requested(local, from, session, to, request, now);
         }
         let inner = request.params.get("verb").and_then(Value::as_text).unwrap_or_default();
         let known = matches!(

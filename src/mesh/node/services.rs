@@ -45,14 +45,14 @@ const MAX_ASKS_OF_DEVICE: usize = 4;
 const MAX_WAITERS: usize = 4;
 /// How long a request waits for a decision: people sleep.
 pub const ASK_KEPT_MS: u64 = 24 * 3600 * 1000;
-/// Calls under way; more are answered `busy`.
+/// Calls of one kind under way; more are answered `busy`.
 pub const MAX_CALLS: usize = 32;
 /// Those of one device, so that one caller leaves room for others.
 pub const MAX_CALLS_OF_DEVICE: usize = 4;
 /// Within what a call is answered here, done or not: longer than a writer waits for a vault's lock.
 pub const SERVICE_DEADLINE_MS: u64 = 25_000;
 /// How long a caller waits.
-const SERVICE_TIMEOUT_MS: u64 = SERVICE_DEADLINE_MS + 5_000;
+pub(super) const SERVICE_TIMEOUT_MS: u64 = SERVICE_DEADLINE_MS + 5_000;
 /// Life of a grant without another said, as that of room tokens (`rooms.md` 3.1).
 pub const GRANT_LIFE_MS: u64 = 30 * 24 * 3600 * 1000;
 /// Life of the grant of an agent whose key ends with its service: few such keep a share's table full.
@@ -250,7 +250,17 @@ impl Ask {
     }
 }
 
+/// What a call is of: each kind has bounds of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum CallKind {
+    /// A command on a share.
+    Share,
+    /// The Agent Collaboration Protocol.
+    Acp,
+}
+
 struct Call {
+    kind: CallKind,
     to: AnswerTo,
     from: DeviceId,
     until: u64,
@@ -262,6 +272,8 @@ pub(super) struct Services {
     shares: BTreeMap<String, Share>,
     asks: BTreeMap<String, Ask>,
     calls: BTreeMap<CallId, Call>,
+    /// How often devices have called lately, for the Agent Collaboration Protocol.
+    pub(super) pace: super::acp::Pace,
 }
 
 /// A token for somebody's service: whose, for what, and where.
@@ -309,7 +321,7 @@ pub fn is_share_name(name: &str) -> bool {
         && !hides_something(name)
 }
 
-fn refused(code: &str, message: &str) -> Outcome {
+pub(super) fn refused(code: &str, message: &str) -> Outcome {
     Outcome::Error { code: code.to_owned(), message: Some(message.to_owned()) }
 }
 
@@ -341,6 +353,7 @@ impl Node {
 
     pub(super) fn services_upkeep(&mut self, now: Now) {
         self.calls_upkeep(now);
+        self.services.pace.tidy(now.mono);
         self.asks_upkeep(now);
         self.sought_upkeep(now);
         if !self.doubts_clock(now) {

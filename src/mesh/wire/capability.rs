@@ -14,6 +14,8 @@ pub const MANAGE_REVOKE: &str = "manage:revoke";
 pub const VAULT_READ: &str = "x-commsd-vault:read";
 /// Capability to write to a shared vault, which includes reading it (decisions 32, 84).
 pub const VAULT_WRITE: &str = "x-commsd-vault:write";
+/// Outer verb of the Agent Collaboration Protocol between daemons.
+pub const ACP_CALL: &str = "x-commsd-acp:call";
 /// Outer verb of `path.trace`.
 pub const PATH_TRACE: &str = "path:trace";
 /// Outer verb of `topology.get`.

@@ -14,6 +14,8 @@ pub const KIND_USER: &str = "user";
 pub const KIND_GROUP: &str = "group";
 /// Scope kind of shared vaults; the path is the share's name (decision 32).
 pub const KIND_VAULT: &str = "x-commsd-vault";
+/// Scope kind of the Agent Collaboration Protocol between daemons; it has no path.
+pub const KIND_ACP: &str = "x-commsd-acp";
 /// Scope kind of agent-comms mesh messages.
 pub const KIND_MESH: &str = "agent-comms-mesh";
 

@@ -5,6 +5,7 @@ mod rng;
 mod support;
 pub mod world;
 
+mod acp;
 mod authority;
 mod formation;
 mod grants;

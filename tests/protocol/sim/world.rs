@@ -19,8 +19,9 @@ use commsd::mesh::events::DeliveryEvent;
 use commsd::mesh::journal::{Record, Ticket};
 use commsd::mesh::log::LogEvent;
 use commsd::mesh::node::{
-    AddDevice, AgentSpec, Command, CommandError, CommandResult, DecisionTarget, DialId, DialTarget,
-    IdentityChange, Input, Node, NodeConfig, OpId, OperatorCommand, Output, ServiceCall, TokenKey,
+    AcpAsk, AcpRequest, AddDevice, AgentSpec, Command, CommandError, CommandResult, DecisionTarget,
+    DialId, DialTarget, IdentityChange, Input, Node, NodeConfig, OpId, OperatorCommand, Output,
+    ServiceCall, TokenKey,
 };
 use commsd::mesh::records::{ConsentPolicy, Now};
 use commsd::mesh::session::{Origin, Policy, SessionId, SessionKind};
@@ -305,7 +306,9 @@ pub struct World {
     pub answers_by_itself: bool,
     /// Calls of services, in their order.
     pub calls: Vec<ServiceCall>,
-    /// Calls are answered by themselves.
+    /// What was asked of hosts' sides of the Agent Collaboration Protocol, in its order.
+    pub acp: Vec<AcpRequest>,
+    /// Calls and such requests are answered by themselves.
     pub serves_calls: bool,
     queue: BinaryHeap<Reverse<Due>>,
     order: u64,
@@ -343,6 +346,7 @@ impl World {
             watch: false,
             answers_by_itself: false,
             calls: Vec::new(),
+            acp: Vec::new(),
             serves_calls: true,
             queue: BinaryHeap::new(),
             order: 0,
@@ -1432,6 +1436,17 @@ impl World {
                 }
                 self.calls.push(*call);
             }
+            Output::Acp(request) => {
+                if self.serves_calls {
+                    let outcome = Ok(vec![("told".to_owned(), Value::from(host as u64))]);
+                    self.input_later(
+                        host,
+                        1,
+                        Input::ServiceAnswered { call: request.call, outcome },
+                    );
+                }
+                self.acp.push(*request);
+            }
             Output::ProbePids(agents) => {
                 let dead: Vec<DeviceId> = agents
                     .into_iter()
@@ -1589,6 +1604,15 @@ impl World {
         self.input(host, Input::Operator { op, command });
         self.run_until(10_000, "the operator's answer", |world| world.replies.contains_key(&op));
         self.replies[&op].clone()
+    }
+
+    /// A host's side of the Agent Collaboration Protocol asks something of a device; the answer will be
+    /// in [`Self::replies`].
+    pub fn ask_acp(&mut self, host: usize, to: DeviceId, ask: AcpAsk) -> OpId {
+        self.next_op += 1;
+        let op = OpId(self.next_op);
+        self.input(host, Input::Acp { op, to, ask });
+        op
     }
 
     /// An agent's client has everything up to a number.

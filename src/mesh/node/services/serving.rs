@@ -11,8 +11,9 @@ use super::super::{
     Answer, AnswerTo, CommandError, CommandResult, Node, OpId, OutRequest, Outcome, Output, Purpose,
 };
 use super::{
-    CALL, Call, CallId, MAX_CALLS, MAX_CALLS_OF_DEVICE, MAX_REASON_CHARS, SERVICE_DEADLINE_MS,
-    SERVICE_TIMEOUT_MS, ServiceCall, ServiceOutcome, TokenKey, capability, refused,
+    CALL, Call, CallId, CallKind, MAX_CALLS, MAX_CALLS_OF_DEVICE, MAX_REASON_CHARS,
+    SERVICE_DEADLINE_MS, SERVICE_TIMEOUT_MS, ServiceCall, ServiceOutcome, TokenKey, capability,
+    refused,
 };
 use crate::codec::cbor::Value;
 use crate::codec::text::truncate_chars;
@@ -35,15 +36,11 @@ impl Node {
         let Some(share) = self.services.shares.get(name) else {
             return Answer::Now(error(TokenError::Revoked.code()));
         };
-        let calls = &self.services.calls;
-        let of_device = calls.values().filter(|call| call.from == from).count();
-        if calls.len() >= MAX_CALLS || of_device >= MAX_CALLS_OF_DEVICE {
-            return Answer::Now(refused("busy", "too many calls are under way; try again"));
-        }
         let (place, may_write) = (share.place.clone(), write && share.write);
-        let call = CallId(self.id());
-        let until = now.mono + SERVICE_DEADLINE_MS;
-        self.services.calls.insert(call, Call { to, from, until });
+        let call = match self.call_begun(CallKind::Share, from, to, now) {
+            Ok(call) => call,
+            Err(busy) => return Answer::Now(busy),
+        };
         let from_name = self.name_of(&from);
         self.outputs.push_back(Output::Service(Box::new(ServiceCall {
             call,
@@ -55,6 +52,27 @@ impl Node {
             params: request.params.clone(),
         })));
         Answer::Later
+    }
+
+    /// Takes a call down until it is answered, or says that there is no room for it.
+    pub(in super::super) fn call_begun(
+        &mut self,
+        kind: CallKind,
+        from: DeviceId,
+        to: AnswerTo,
+        now: Now,
+    ) -> Result<CallId, Outcome> {
+        let of_kind = self.services.calls.values().filter(|call| call.kind == kind);
+        let (all, of_device) = of_kind.fold((0, 0), |(all, of_device), call| {
+            (all + 1, of_device + usize::from(call.from == from))
+        });
+        if all >= MAX_CALLS || of_device >= MAX_CALLS_OF_DEVICE {
+            return Err(refused("busy", "too many calls are under way; try again"));
+        }
+        let call = CallId(self.id());
+        let until = now.mono + SERVICE_DEADLINE_MS;
+        self.services.calls.insert(call, Call { kind, to, from, until });
+        Ok(call)
     }
 
     /// Token, capability, scope, bearer, whose word it is, and whether that still stands.
