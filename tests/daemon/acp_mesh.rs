@@ -110,7 +110,7 @@ async fn a_requester_that_restarts_in_the_middle_gets_its_result() {
     let script = format!("sh -c 'until [ -e {} ]; do sleep 0.05; done; cat'", open.display());
     let Pair { one, two, bob: _bob } = Pair::new(&works(&script, "\"peers\"")).await;
     let ports = one.ports;
-    let begun = call(&one, order("bob", 1)).await.unwrap();
+    let begun = call(&one, order("bob", 1_000)).await.unwrap();
     let of_state = |state: &'static str| {
         move |line: &Value| line["event"] == "acp_entry" && line["state"] == state
     };
@@ -131,8 +131,7 @@ async fn a_strangers_proposal_is_not_answered_until_it_is_admitted() {
     let ports = two.ports;
     // The envelope is taken, and nothing comes of it.
     let told = call(&one, order("bob", 1_500)).await.unwrap();
-    assert_eq!(told["status"], "PROPOSED");
-    assert_eq!(told["entries"], 1);
+    assert_eq!(told["status"], "PROPOSING");
     assert!(tasks(&two).await.is_empty());
     assert!(!one.log.text().contains("acp_undelivered"), "{}", one.log.text());
     assert!(!two.log.text().contains("acp_envelope_refused"), "{}", two.log.text());
@@ -144,7 +143,6 @@ async fn a_strangers_proposal_is_not_answered_until_it_is_admitted() {
     let two = Daemon::start_with(home, ports, &[]).await;
     two.event("acp_office_opened").await;
     let bob = two.agent("bob").await;
-    let before = one.log.len();
     one.log
         .wait(0, "bob again", |line| {
             line["event"] == "session_opened" && line["device"] == bob.id.as_str()
@@ -152,7 +150,7 @@ async fn a_strangers_proposal_is_not_answered_until_it_is_admitted() {
         .await;
     two.has_met(&one.device().await).await;
     let done = call(&one, order("bob", 15_000)).await.unwrap();
-    assert_eq!(done["status"], "SETTLED", "{before} {done}\n{}", one.log.text());
+    assert_eq!(done["status"], "SETTLED", "{done}\n{}", one.log.text());
 }
 
 fn rewrite(home: &Path, config: &str) {
