@@ -1,4 +1,5 @@
-//! How fast the ACP relay is, as a process of its own, beside floors taken in the same run.
+//! How fast the Agent Collaboration Protocol is: its audit, a whole delegation, and the relay, as a
+//! process of its own, beside floors taken in the same run.
 //!
 //! `cargo bench --bench acp` runs everything, `-- NAME` one of [`NAMES`]. Nothing here fails for
 //! being slow; `docs/performance.md` says what the figures mean.
@@ -9,6 +10,9 @@
 #[allow(dead_code, reason = "each bench uses what it needs of it")]
 mod support;
 
+#[path = "support/acp.rs"]
+mod made;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -18,7 +22,11 @@ use commsd::acp::did::Secret;
 use commsd::acp::envelope::KeyRef;
 use commsd::acp::json::canonical;
 use commsd::acp::objects::{Envelope, RelayAction};
+use commsd::acp::owner::{Question, Route};
 use commsd::acp::relay::{Limits, auth};
+use commsd::api::acp::Work;
+use commsd::daemon::acp::delegation::{self, Standing, Watcher};
+use commsd::daemon::acp::orders;
 use commsd::daemon::acp_relay::{RelayOptions, run};
 use commsd::daemon::config::LogFormat;
 use commsd::identity::entropy::SeededEntropy;
@@ -26,17 +34,16 @@ use commsd::runtime::clock::unix_now;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
 
 use support::daemon::Memory;
 use support::floor;
 use support::stats::{Samples, figures, heading, latency, rate};
 
-const NAMES: [&str; 2] = ["send", "subscribers"];
+const NAMES: [&str; 4] = ["verify", "settle", "send", "subscribers"];
 
 /// Tells this program, started again, that it is the relay, and where its store is.
 const STATE: &str = "COMMSD_BENCH_RELAY_STATE";
-/// What the relay is called in tokens.
-const ORIGIN: &str = "http://relay.bench";
 
 const SENDERS: usize = 64;
 const MAILBOXES: usize = 8;
@@ -64,6 +71,8 @@ fn main() -> ExitCode {
         for name in NAMES {
             if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
                 match name {
+                    "verify" => verify(),
+                    "settle" => settle().await,
                     "send" => send().await,
                     _ => subscribers().await,
                 }
@@ -91,7 +100,7 @@ fn serve(state: std::path::PathBuf) {
         state,
         query_auth: false,
         max_mailbox_bytes: None,
-        origins: vec![ORIGIN.into()],
+        origins: Vec::new(),
         behind_proxy: false,
         limits,
         per_source: Some(2 * SUBSCRIBERS),
@@ -214,6 +223,120 @@ async fn send() {
     rate("envelopes accepted", figure, Some(floor), ">= 2,000/s");
 }
 
+/// Verifying the logs of two tasks, 10,000 entries in all (a task reports its progress 5,000 times at
+/// most), beside the bare verification of as many signatures.
+fn verify() {
+    const PROGRESS: u64 = 4_997;
+    let now = unix_now().0 - 2 * 3_600_000;
+    let logs = [(); 2].map(|()| made::long_log(PROGRESS, now));
+    let entries: usize = logs.iter().map(|log| log.entries.len()).sum();
+    let signatures: usize =
+        logs.iter().flat_map(|log| &log.entries).map(|c| c.entry.signatures.len()).sum();
+    let key = Secret::draw(&mut SeededEntropy::new(2)).unwrap();
+    let message = [7; 600];
+    let signature = key.sign_bytes(&message);
+    let threads = std::thread::available_parallelism().unwrap().get();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                for _ in 0..signatures / threads {
+                    assert!(key.did().verifies(&message, &signature));
+                }
+            });
+        }
+    });
+    let floor = signatures as f64 / begun.elapsed().as_secs_f64();
+    let begun = Instant::now();
+    for log in &logs {
+        let report = commsd::acp::audit::verify(log, None, unix_now());
+        assert_eq!(report.failures, []);
+    }
+    let figure = signatures as f64 / begun.elapsed().as_secs_f64();
+    heading(&format!("audit: {entries} entries with {signatures} signatures"), "per s", "");
+    rate("floor: strict Ed25519 of as many, all cores", floor, None, "");
+    rate("signatures of the log, with all its checks", figure, Some(floor), ">= 0.70");
+}
+
+/// A delegation of a command that gives its input back, over a relay, from order to SETTLED.
+async fn settle() {
+    const RUNS: usize = 20;
+    let relay = Relay::start();
+    let url = format!("http://{}", relay.address);
+    let (home, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    let (bob, bobs) = made::office(home.path(), &url, Some("cat"), &stop).await;
+    let (alice, alices) = made::office(home.path(), &url, None, &stop).await;
+    let (mut syncs, mut all, mut command) =
+        (Samples::default(), Samples::default(), Samples::default());
+    for n in 0..=RUNS {
+        let begun = Instant::now();
+        let work = Work {
+            relay: None,
+            title: "echo".into(),
+            description: String::new(),
+            input: serde_json::json!({ "n": n }),
+            input_schema: None,
+            output_schema: None,
+            deadline_at: None,
+            budget: None,
+            sandbox_policy: Some(serde_json::json!({ "isolation": "subprocess" })),
+            auto_approve: true,
+            wait_ms: None,
+        };
+        let (did, urls) = (bob.did(), vec![url.clone()]);
+        let route = Route::Relays { urls };
+        let worker = orders::Worker { did, key: None, invite: None, route };
+        let order = orders::order(&work, worker, unix_now()).unwrap();
+        let never = CancellationToken::new();
+        let standing = delegation::delegate(&alice, order, &Unwatched, &never).await.unwrap();
+        let took = begun.elapsed();
+        assert_eq!(standing.status(), "SETTLED");
+        // The first one also connects and probes.
+        if n > 0 {
+            all.push(took);
+            let task = standing.task;
+            let ran = alice
+                .look(move |owner| {
+                    let view = owner.task(&task).unwrap().view();
+                    let run = &view.attestation().unwrap().object;
+                    Ok(run.ended_at.millis().0 - run.started_at.millis().0)
+                })
+                .await
+                .unwrap();
+            command.push(Duration::from_millis(ran));
+            for _ in 0..5 {
+                let begun = Instant::now();
+                sync_one(relay.home.path(), 2_000);
+                syncs.push(begun.elapsed());
+            }
+        }
+    }
+    stop.cancel();
+    drop((alice, bob));
+    alices.await.unwrap().unwrap();
+    bobs.await.unwrap().unwrap();
+    let sync = syncs.median();
+    let goal = Duration::from_millis(100) + 45 * sync;
+    heading("a delegation of `cat` over a relay on loopback", "p50", "p99");
+    latency("floor: one record appended, then fdatasync", &syncs, None, "");
+    latency("the command by itself, in its box", &command, None, "");
+    let beyond = all.median().saturating_sub(command.median());
+    latency("from order to SETTLED", &all, None, "");
+    figures(
+        "beyond the command",
+        &format!("{} ms", beyond.as_millis()),
+        "",
+        &format!("<= {} ms", goal.as_millis()),
+    );
+}
+
+struct Unwatched;
+
+impl Watcher for Unwatched {
+    fn moved(&self, _: &Standing) {}
+    fn asked(&self, _: &Question) {}
+}
+
 fn sync_one(dir: &std::path::Path, bytes: usize) {
     let path = dir.join("sync");
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
@@ -245,7 +368,8 @@ async fn subscribers() {
 
 async fn subscribe(relay: &Relay, entropy: &mut SeededEntropy) -> TcpStream {
     let key = Secret::draw(entropy).unwrap();
-    let token = auth::token(&key, RelayAction::Stream, ORIGIN, unix_now(), entropy).unwrap();
+    let origin = format!("http://{}", relay.address);
+    let token = auth::token(&key, RelayAction::Stream, &origin, unix_now(), entropy).unwrap();
     let mut stream = relay.connect().await;
     let request = format!(
         "GET /v1/mailboxes/{}/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n",

@@ -85,11 +85,11 @@ fn main() -> ExitCode {
                 }
             }
         }
-        Command::Mcp { harness, name, no_start } => {
+        Command::Mcp { harness, name, no_start, no_acp } => {
             let start = if no_start { None } else { start(flags) };
             let Config { socket, other_socket, agent_comms_dir, .. } = config;
             let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
-            let options = mcp::Options { socket, start, harness, name };
+            let options = mcp::Options { socket, start, harness, name, acp: !no_acp };
             match mcp::run(options) {
                 Ok(code) => code,
                 Err(error) => cli::report(&error, json, exit::FAILED),

@@ -1,8 +1,9 @@
-//! The MCP server for a harness (`commsd mcp`): the tools `agent_comms` and `echoes_vault`, waiting for
-//! messages, and resources, on stdio (`surfaces.md` 2, 3). One process per harness session, thin: `link` is its
+//! The MCP server for a harness (`commsd mcp`): the tools `agent_comms`, `echoes_vault` and `acp_*`, waiting
+//! for messages, and resources, on stdio (`surfaces.md` 2, 3). One process per harness session, thin: `link` is its
 //! connection to the daemon, `server` what the harness sees. Nothing but MCP is ever written to
 //! stdout, and the handshake waits for nobody.
 
+pub mod acp;
 pub mod framing;
 mod given;
 mod link;
@@ -46,6 +47,8 @@ pub struct Options {
     pub harness: Label,
     /// The name asked for.
     pub name: Option<String>,
+    /// Whether the tools `acp_*` are there: nine schemas that a model reads.
+    pub acp: bool,
 }
 
 /// Serves MCP on stdin and stdout until stdin ends or a signal comes; the agent goes offline then.
@@ -69,14 +72,15 @@ pub fn run(options: Options) -> Result<ExitCode, ApiError> {
 
 async fn serve(options: Options, cwd: String) -> ExitCode {
     let (push, pushed) = mpsc::channel(PUSHES);
-    let harness = options.harness.clone();
+    let (harness, acp) = (options.harness.clone(), options.acp);
     let link = Arc::new(Link::new(options, cwd, push));
     let keeping = tokio::spawn({
         let link = Arc::clone(&link);
         async move { link.keep().await }
     });
     let (given, ended) = (Arc::default(), CancellationToken::new());
-    let server = Server::new(Arc::clone(&link), harness, pushed, Arc::clone(&given), ended.clone());
+    let server =
+        Server::new(Arc::clone(&link), harness, acp, pushed, Arc::clone(&given), ended.clone());
     let (input, output) = stdio_pipes();
     let (input, output) = framing::framed(input, output);
     let transport = Stdio::new(input, output, given, ended.clone());

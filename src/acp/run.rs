@@ -15,6 +15,12 @@ use crate::codec::time::UnixMillis;
 pub struct Job {
     /// Of which task.
     pub task_id: TaskId,
+    /// The requester's title of it; as everything of the order, another owner's words.
+    pub title: String,
+    /// What is to be done, in words.
+    pub description: String,
+    /// What the output must fit: for models, which are told. Nothing is checked here.
+    pub output_schema: Value,
     /// The input: another owner's data, trusted with nothing.
     pub input: Value,
     /// What the requester laid down.

@@ -18,7 +18,7 @@ pub const MAX_WAIT_MS: u64 = 600_000;
 
 /// Work for one worker, or the same work for several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Work {
     /// The relay of workers that are named by their did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -121,6 +121,26 @@ pub enum AcpCall {
 }
 
 impl AcpCall {
+    /// Whether it changes nothing: for those who may only look.
+    #[must_use]
+    pub const fn only_reads(&self) -> bool {
+        match self {
+            Self::Whoami
+            | Self::VerifyAuditBundle(_)
+            | Self::TaskStatus(_)
+            | Self::ListTasks(_)
+            | Self::DiscoverWorkers(_)
+            | Self::ListApprovals
+            | Self::ExportAudit(_) => true,
+            Self::DelegateTask(_)
+            | Self::DelegateMulti(_)
+            | Self::CreateInvite(_)
+            | Self::RevokeToken(_)
+            | Self::CancelTask(_)
+            | Self::Answer(_) => false,
+        }
+    }
+
     /// How long it may wait by itself, before its answer is due.
     #[must_use]
     pub fn wait(&self) -> Duration {
@@ -185,7 +205,7 @@ pub enum AcpNews {
 
 /// `acp_delegate_task`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DelegateTask {
     /// The worker: an invite (acp-invite:… or acp://invite?token=…), or a did with `relay`.
     pub to: String,
@@ -196,7 +216,7 @@ pub struct DelegateTask {
 
 /// `acp_delegate_multi`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DelegateMulti {
     /// The workers, 2 to 16, each as in `acp_delegate_task`.
     pub workers: Vec<String>,
@@ -329,4 +349,8 @@ pub struct ExportAudit {
     /// Leave out input, progress and results.
     #[serde(default)]
     pub redact: bool,
+    /// Where the bundle is written, an absolute path with nothing there; answered otherwise, which a
+    /// long log is too large for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out: Option<String>,
 }

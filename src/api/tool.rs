@@ -25,6 +25,7 @@ pub const VAULT_READ: &str = "x-commsd-vault:read";
 /// To write as well.
 pub const VAULT_WRITE: &str = "x-commsd-vault:write";
 
+pub mod acp;
 pub mod feed;
 pub mod render;
 pub mod vault;

@@ -67,6 +67,9 @@ pub enum Command {
         /// Do not start a daemon; wait for one that something else starts
         #[arg(long)]
         no_start: bool,
+        /// Leave out the tools acp_*, which fill a model's context
+        #[arg(long)]
+        no_acp: bool,
     },
 
     /// Bring a harness session what has come for its agent; for the harness's hooks

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::acp::resident::MAX_CALLS;
 use super::config::Config;
 use super::logging::{emit, event};
 use super::owner::Owner;
@@ -298,6 +299,12 @@ fn limit_list(config: &Config) -> Vec<types::LimitInfo> {
         ),
         limit("vault.calls", count(node::MAX_CALLS), "entries", "commands of peers under way"),
         limit("vault.deadline", node::SERVICE_DEADLINE_MS, "ms", "a command of a peer"),
+        limit(
+            "acp.calls",
+            count(MAX_CALLS),
+            "entries",
+            "calls of the Agent Collaboration Protocol under way",
+        ),
         limit(
             "logs.kept",
             count(super::logging::MAX_KEPT_EVENTS),

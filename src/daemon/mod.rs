@@ -445,7 +445,7 @@ impl Watchdog {
 }
 
 /// First signal: stop in order. Second: at once.
-pub(crate) fn watch_signals(stop: CancellationToken) -> Result<(), StartError> {
+fn watch_signals(stop: CancellationToken) -> Result<(), StartError> {
     /// Exit status of a process that was interrupted.
     const INTERRUPTED: i32 = 130;
     let listen = |kind| signal(kind).map_err(StartError::io("listen for signals"));

@@ -38,14 +38,14 @@ pub struct Start {
 
 /// The agent as it is attached at present.
 #[derive(Clone)]
-pub(super) struct Connected {
+pub struct Connected {
     pub client: Arc<Client>,
     pub attached: Arc<Attached>,
     /// Newest event when it was attached.
     pub head: u64,
 }
 
-pub(super) struct Link {
+pub struct Link {
     options: Options,
     cwd: String,
     /// The process of the harness session, by which its hooks find the agent.
@@ -69,6 +69,11 @@ impl Link {
             news: Notify::new(),
             push,
         }
+    }
+
+    /// Where the daemon is.
+    pub fn socket(&self) -> &std::path::Path {
+        &self.options.socket
     }
 
     /// Where the harness works.

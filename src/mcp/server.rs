@@ -18,6 +18,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use super::acp;
 use super::given::{Read, SharedGiven};
 use super::link::{Connected, Link};
 use super::vault;
@@ -48,6 +49,8 @@ const SCHEMA_URI: &str = "commsd://schema/agent_comms";
 pub(super) struct Server {
     link: Arc<Link>,
     harness: Label,
+    /// Whether the tools `acp_*` are there.
+    acp: bool,
     feed: Mutex<Shown>,
     given: Arc<SharedGiven>,
     /// The client can say nothing more: nobody waits.
@@ -70,12 +73,13 @@ impl Server {
     pub fn new(
         link: Arc<Link>,
         harness: Label,
+        acp: bool,
         pushed: mpsc::Receiver<Event>,
         given: Arc<SharedGiven>,
         ended: CancellationToken,
     ) -> Self {
         let pushed = SyncMutex::new(Some(pushed));
-        Self { link, harness, feed: Mutex::default(), given, ended, pushed }
+        Self { link, harness, acp, feed: Mutex::default(), given, ended, pushed }
     }
 
     /// The model calls: what it can have seen by then has arrived.
@@ -174,6 +178,24 @@ impl Server {
         let result =
             vault::call(&self.link, self.link.cwd(), self.harness.as_str(), arguments).await;
         self.with_messages(result, context).await
+    }
+
+    /// One of the tools `acp_*`; `None` for one that is not there.
+    async fn collaborate(
+        &self,
+        name: &str,
+        arguments: Map<String, Value>,
+        context: &RequestContext<RoleServer>,
+    ) -> Option<CallToolResult> {
+        if !self.acp {
+            return None;
+        }
+        // An acknowledgement that fails is made up for by the next call.
+        let _due_again = self.arrived(context).await;
+        let answered = acp::call(&self.link, name, arguments, context).await?;
+        let mut result = self.with_messages(answered.result, context).await;
+        result.structured_content = answered.structured;
+        Some(result)
     }
 
     async fn wait_for_messages(
@@ -321,7 +343,7 @@ fn wait_seconds(arguments: &Map<String, Value>) -> Result<u64, ApiError> {
     }
 }
 
-fn tools() -> Vec<Tool> {
+fn tools(with_acp: bool) -> Vec<Tool> {
     let wait = match json!({
         "type": "object",
         "properties": {"timeoutSeconds": {
@@ -333,7 +355,7 @@ fn tools() -> Vec<Tool> {
         Value::Object(schema) => schema,
         _ => Map::new(),
     };
-    vec![
+    let own = [
         Tool::new(tool::NAME, tool::DESCRIPTION, Arc::new(tool::input_schema())),
         Tool::new(
             WAIT,
@@ -347,7 +369,8 @@ fn tools() -> Vec<Tool> {
             tool::vault::DESCRIPTION,
             Arc::new(tool::vault::input_schema()),
         ),
-    ]
+    ];
+    own.into_iter().chain(with_acp.then(acp::tools).into_iter().flatten()).collect()
 }
 
 impl ServerHandler for Server {
@@ -373,11 +396,11 @@ impl ServerHandler for Server {
         _request: Option<PaginatedRequestParams>,
         _context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(tools()))
+        Ok(ListToolsResult::with_all_items(tools(self.acp)))
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        tools().into_iter().find(|tool| tool.name == name)
+        tools(self.acp).into_iter().find(|tool| tool.name == name)
     }
 
     async fn call_tool(
@@ -390,12 +413,10 @@ impl ServerHandler for Server {
             tool::NAME => self.agent_comms(arguments, &context).await,
             tool::vault::NAME => self.echoes_vault(arguments, &context).await,
             WAIT => self.wait_for_messages(&arguments, &context).await,
-            other => {
-                return Err(ErrorData::invalid_params(
-                    format!("there is no tool {}", escape_untrusted(other)),
-                    None,
-                ));
-            }
+            other => match self.collaborate(other, arguments, &context).await {
+                Some(result) => result,
+                None => return Err(acp::no_tool(other)),
+            },
         };
         Ok(result.into())
     }

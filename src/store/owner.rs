@@ -241,13 +241,13 @@ mod tests {
             id: SessionKeyId::parse(id).unwrap(),
             secret: Zeroizing::new([byte; 32]),
         };
-        let named = secret("skey_aaaaaaaaaaaa", 1);
+        let named = secret("sk_aaaaaaaaaaaa", 1);
         let key = SessionKey { session_key_id: named.id.clone(), public_key: Key32([9; 32]) };
         let record = OwnerRecord::Task { record: TaskRecord::OwnKey { key } };
         let record = Stored { task: Some(Digest::of(&1).unwrap()), record };
-        store.commit(&[secret("skey_bbbbbbbbbbbb", 2)], &[]).unwrap();
+        store.commit(&[secret("sk_bbbbbbbbbbbb", 2)], &[]).unwrap();
         store.commit(std::slice::from_ref(&named), &[record]).unwrap();
-        let file = dir.path().join(KEYS).join("skey_aaaaaaaaaaaa.key");
+        let file = dir.path().join(KEYS).join("sk_aaaaaaaaaaaa.key");
         assert_eq!(mode(&file), 0o600);
         drop(store);
         let (store, kept) = OwnerStore::open(dir.path()).unwrap();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use commsd::acp::code::Code;
 use commsd::acp::objects::{ExitKind, Isolation, Network, SandboxPolicy, UsageSource};
+use commsd::acp::owner::choose_level;
 use commsd::acp::value::{Count, Seq, TaskId};
 use commsd::runtime::adapter::{
     Adapter, AdapterKind, AdapterOptions, ApiStyle, Control, Ended, HostKeys, Job, Progress, Ran,
@@ -85,6 +86,9 @@ pub fn policy(isolation: Isolation) -> SandboxPolicy {
 pub fn job(isolation: Isolation, input: Value) -> Job {
     Job {
         task_id: TaskId::parse("task_adapters01").unwrap(),
+        title: "a title".into(),
+        description: "what is to be done".into(),
+        output_schema: Value::Bool(true),
         input,
         policy: policy(isolation),
         isolation,
@@ -565,11 +569,13 @@ async fn javascript_runs_at_kernel_or_better() {
         assert_eq!(output(&run(&echo, job(level, input.clone())).await), &input, "{level}");
     }
     assert!(
-        echo.choose(&policy(Isolation::Subprocess), true).unwrap().is_at_least(Isolation::Kernel)
+        choose_level(&echo.profile(1), &policy(Isolation::Subprocess), true)
+            .unwrap()
+            .is_at_least(Isolation::Kernel)
     );
     let mut fallback = policy(Isolation::Subprocess);
     fallback.allow_subprocess_fallback = true;
-    assert_eq!(echo.choose(&fallback, true).unwrap(), Isolation::Subprocess);
+    assert_eq!(choose_level(&echo.profile(1), &fallback, true).unwrap(), Isolation::Subprocess);
     options.cmd = Some(
         "const reach = async (what) => { try { await what(); return true } catch { return false } }; \
          return { read: await reach(() => import('node:fs').then((fs) => fs.readFileSync('/etc/hostname'))), \

@@ -16,6 +16,7 @@ mod fork;
 mod gateways;
 mod offices;
 mod owners;
+mod programs;
 mod refute;
 mod relay;
 mod relay_server;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use commsd::acp::code::Code;
 use commsd::acp::objects::{ExitKind, Isolation};
+use commsd::acp::owner::choose_level;
 use commsd::acp::value::Count;
 use commsd::runtime::adapter::{self, Ended};
 use serde_json::json;
@@ -509,9 +510,14 @@ async fn a_level_that_is_not_there_is_refused_and_not_replaced() {
     options.isolation = None;
     let adapter = adapter::Adapter::from_options(options).unwrap();
     let mut asked = job(Isolation::Oci, json!({})).policy;
-    assert_eq!(adapter.choose(&asked, true).unwrap_err().code(), Code::IsolationUnavailable);
+    assert_eq!(
+        choose_level(&adapter.profile(1), &asked, true).unwrap_err().code(),
+        Code::IsolationUnavailable
+    );
     asked.allow_subprocess_fallback = true;
-    assert!(adapter.choose(&asked, true).unwrap().is_at_least(Isolation::Subprocess));
+    assert!(
+        choose_level(&adapter.profile(1), &asked, true).unwrap().is_at_least(Isolation::Subprocess)
+    );
     // And when such a run is made all the same, nothing runs.
     let ran = run(&adapter, job(Isolation::Oci, json!({}))).await;
     assert_eq!(failed(&ran), Code::SandboxFailed);

@@ -3,6 +3,7 @@
 // Clippy's leave for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod acp;
 mod acp_mesh;
 mod bench;
 mod cli;

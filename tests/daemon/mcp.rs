@@ -20,7 +20,7 @@ pub struct Harness {
     stdout: Lines<BufReader<ChildStdout>>,
     next_id: u64,
     /// Notifications that came between answers.
-    pushed: Vec<Value>,
+    pub pushed: Vec<Value>,
     /// What tools have said since it was last looked at.
     heard: String,
 }
@@ -31,7 +31,7 @@ impl Harness {
         Self::spawn_with(home, cwd, harness, &["--no-start"])
     }
 
-    fn spawn_with(home: &Path, cwd: &Path, harness: &str, args: &[&str]) -> Self {
+    pub fn spawn_with(home: &Path, cwd: &Path, harness: &str, args: &[&str]) -> Self {
         std::fs::create_dir_all(cwd).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_commsd"))
             .args(["mcp", "--harness", harness, "--home"])
@@ -58,8 +58,19 @@ impl Harness {
         session
     }
 
-    async fn initialize(&mut self, version: &str) -> Value {
-        let params = json!({"protocolVersion": version, "capabilities": {},
+    /// A session whose client can put questions to its user.
+    pub async fn asking(home: &Path, cwd: &Path) -> Self {
+        let mut session = Self::spawn(home, cwd, "mcp");
+        session.initialize_as("2025-06-18", json!({"elicitation": {}})).await;
+        session
+    }
+
+    pub async fn initialize(&mut self, version: &str) -> Value {
+        self.initialize_as(version, json!({})).await
+    }
+
+    async fn initialize_as(&mut self, version: &str, capabilities: Value) -> Value {
+        let params = json!({"protocolVersion": version, "capabilities": capabilities,
             "clientInfo": {"name": "test", "version": "1"}});
         let answer = self.ask("initialize", params).await;
         self.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
@@ -72,7 +83,7 @@ impl Harness {
         stdin.flush().await.unwrap();
     }
 
-    async fn send(&mut self, message: &Value) {
+    pub async fn send(&mut self, message: &Value) {
         self.write(format!("{message}\n").as_bytes()).await;
     }
 
@@ -81,7 +92,18 @@ impl Harness {
         serde_json::from_str(&line).unwrap_or_else(|_| panic!("no message: {line}"))
     }
 
-    async fn answer(&mut self, id: u64) -> Value {
+    /// Waits for a request of the server's.
+    pub async fn asked(&mut self, method: &str) -> Value {
+        loop {
+            let message = self.message().await;
+            if message["method"] == method {
+                return message;
+            }
+            self.pushed.push(message);
+        }
+    }
+
+    pub async fn answer(&mut self, id: u64) -> Value {
         loop {
             let message = self.message().await;
             if message["id"] == id {
@@ -91,7 +113,7 @@ impl Harness {
         }
     }
 
-    async fn request(&mut self, method: &str, params: Value) -> u64 {
+    pub async fn request(&mut self, method: &str, params: Value) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         self.send(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})).await;

@@ -271,6 +271,9 @@ impl Owner {
         };
         let job = Job {
             task_id: contract.task_id.clone(),
+            title: manifest.title.to_string(),
+            description: manifest.description.to_string(),
+            output_schema: manifest.output_schema.0.clone(),
             input,
             policy: manifest.sandbox_policy.clone(),
             isolation: level,

@@ -633,6 +633,18 @@ pub struct TaskArgs {
     #[arg(value_parser = TaskId::parse)]
     pub id: TaskId,
 
+    /// Print it as a draft for a page of the vault, in Markdown; nothing is written anywhere
+    #[arg(long, conflicts_with = "audit")]
+    pub draft: bool,
+
+    /// Write its log to a new file, as a signed bundle (acp audit-verify reads it)
+    #[arg(long, value_name = "FILE")]
+    pub audit: Option<PathBuf>,
+
+    /// Leave input, progress and results out of that file
+    #[arg(long, requires = "audit")]
+    pub redact: bool,
+
     /// Whose
     #[command(flatten)]
     pub owner: OwnerArgs,

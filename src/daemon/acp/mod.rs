@@ -1,8 +1,9 @@
 //! The Agent Collaboration Protocol at work: owners with their stores, relays and runs, inside the
 //! daemon or as programs of their own (`commsd acp worker --key`, `delegate --key`, `demo`).
 //!
-//! `resident` keeps the daemon's own. `setup` makes an office, `office` is the task that owns one owner, `transports` the ways to others,
-//! `mesh` the one without relays, `outbox` what leaves,
+//! `resident` keeps the daemon's own. `setup` makes an office, `program` makes it a program of its own,
+//! `office` is the task that owns one owner, `transports` the ways to others, `mesh` the one without
+//! relays, `outbox` what leaves,
 //! `audit` the files, `tools` what workers may be granted. What a command does with an office stands
 //! in `worker`, `delegation` and `demo`.
 
@@ -13,6 +14,7 @@ pub(in crate::daemon) mod mesh;
 mod office;
 pub mod orders;
 mod outbox;
+pub mod program;
 pub mod resident;
 pub mod service;
 mod setup;
@@ -25,6 +27,7 @@ use std::path::PathBuf;
 
 use crate::acp::code::{Code, Error};
 use crate::api::types::ApiError;
+pub use crate::daemon::StartError;
 use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::EntropyError;
 use crate::runtime::adapter::AdapterError;

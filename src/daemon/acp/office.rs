@@ -42,6 +42,9 @@ const MAX_PROGRESS: usize = 16;
 /// and its killing takes moments.
 const RUNS_END: std::time::Duration = std::time::Duration::from_secs(8);
 
+/// How long a program that ends waits for its mail to be taken.
+const FLUSH: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// How long a clock may be wrong before the office looks again, ms: a suspended machine wakes up
 /// with timers that are late.
 const LONGEST_SLEEP_MS: u64 = 60_000;
@@ -202,9 +205,11 @@ impl Office {
         answer.await.map_err(|_| closed())?
     }
 
-    /// Waits until everything that was to be sent has been taken by a relay or a peer, or given up.
+    /// Waits until everything that was to be sent has been taken by a relay or a peer, or given up;
+    /// ten seconds at most. What is left is sent after the next start.
     pub async fn flushed(&self) {
-        self.outbox.flushed().await;
+        // A peer that cannot be reached holds nobody else up.
+        let _late = tokio::time::timeout(FLUSH, self.outbox.flushed()).await;
     }
 }
 

@@ -33,7 +33,7 @@ use crate::runtime::local_socket::{ConnId, LocalHandle};
 pub const IDENTITY: &str = "identity.json";
 
 /// Calls under way. Most of them wait for a worker, and hold nothing but their task.
-const MAX_CALLS: usize = 128;
+pub(in crate::daemon) const MAX_CALLS: usize = 128;
 
 /// Runs at one time, as of a worker of the command line.
 const MAX_RUNS: usize = 4;

@@ -1,6 +1,10 @@
 //! What callers ask of an office ([`AcpCall`]): the local API, the office's own socket and the MCP
 //! tools all come here, and get the same answers.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -269,7 +273,8 @@ impl Service {
 
     async fn export(&self, call: ExportAudit) -> Result<Value> {
         let id = TaskId::parse(&call.task_id)?;
-        self.office
+        let bundle = self
+            .office
             .look(move |owner| {
                 let task = owner.find(&id)?;
                 let log = owner.task(&task).map(AuditLog::of);
@@ -277,10 +282,23 @@ impl Service {
                 if call.redact {
                     log.redact();
                 }
-                let bundle = to_bundle(&log, owner.key(), unix_now())?;
-                serde_json::to_value(bundle).map_err(|_| Error::new(Code::BadField, "no JSON form"))
+                to_bundle(&log, owner.key(), unix_now())
             })
+            .await?;
+        let Some(out) = call.out.map(PathBuf::from) else {
+            let value = serde_json::to_value(bundle);
+            return value.map_err(|_| Error::new(Code::BadField, "no JSON form"));
+        };
+        let bytes = canonical(&bundle)?;
+        let written = tokio::task::spawn_blocking(move || {
+            write_new(&out, &bytes)
+                .map(|()| json!({ "path": out.to_string_lossy(), "bytes": bytes.len() }))
+        });
+        written
             .await
+            .map_err(std::io::Error::from)
+            .flatten()
+            .map_err(|error| Error::new(Code::BadField, error.to_string()).inside("out"))
     }
 }
 
@@ -334,6 +352,16 @@ impl<F: Fn(AcpNews) + Send + Sync> Watcher for Teller<F> {
             expires_at: question.expires_at.iso(),
         });
     }
+}
+
+/// Makes a file that is its owner's alone.
+fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if !path.is_absolute() {
+        return Err(std::io::Error::other("not an absolute path"));
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 fn too_slow() -> Error {

@@ -16,10 +16,9 @@ use crate::acp::did::{Did, Secret};
 use crate::acp::endpoint::EndpointPolicy;
 use crate::acp::gateway::Admission;
 use crate::acp::objects::Gate;
-use crate::acp::owner::{Owner, Profile, ask_policy};
-use crate::acp::value::Word;
+use crate::acp::owner::{Owner, ask_policy};
 use crate::runtime::acp_transport::Form;
-use crate::runtime::adapter::{Adapter, AdapterKind, AdapterOptions};
+use crate::runtime::adapter::{Adapter, AdapterOptions};
 use crate::runtime::clock::unix_now;
 use crate::store::OwnerStore;
 
@@ -145,12 +144,7 @@ impl OfficeOptions {
             Some((mut options, max_runs)) => {
                 options.sandbox.work_dir.clone_from(&work_dir);
                 let adapter = Adapter::from_options(options)?;
-                let profile = Profile {
-                    adapter: Word::parse(adapter.name())?,
-                    levels: adapter.levels(),
-                    foreign_code: adapter.kind() == AdapterKind::Sandbox,
-                    max_runs,
-                };
+                let profile = adapter.profile(max_runs);
                 (Some(adapter), Some(profile))
             }
         };

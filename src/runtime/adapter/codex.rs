@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::broker::Broker;
 use super::dialogue::{Dialogue, Done, Lines, Step, count, parse_answer, tokens, unknown};
-use super::{AdapterOptions, Progress, bounded, claude};
+use super::{AdapterOptions, Progress, bounded};
 use crate::acp::code::{Code, Error};
 use crate::acp::json;
 use crate::acp::objects::Metrics;
@@ -57,10 +57,10 @@ pub(super) struct Codex {
 }
 
 impl Codex {
-    /// For this input.
-    pub fn new(input: &[u8]) -> Self {
+    /// With this prompt.
+    pub fn new(prompt: Vec<u8>) -> Self {
         Self {
-            prompt: claude::prompt(input),
+            prompt,
             lines: Lines::default(),
             answer: None,
             failed: false,
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_last_message_is_the_output_and_turns_have_tokens() {
-        let mut codex = Codex::new(b"{}");
+        let mut codex = Codex::new(Vec::new());
         let mut steps = Vec::new();
         for piece in EVENTS.as_bytes().chunks(7) {
             steps.extend(codex.take(piece));
@@ -183,10 +183,10 @@ mod tests {
 
     #[test]
     fn a_failed_turn_and_no_message_are_failures() {
-        let mut codex = Codex::new(b"{}");
+        let mut codex = Codex::new(Vec::new());
         codex.take(b"{\"type\":\"turn.failed\",\"error\":{\"message\":\"quota\"}}\n");
         assert_eq!(codex.finish().unwrap_err().code(), Code::AdapterFailed);
         assert_eq!(codex.metrics().total_tokens, None);
-        assert_eq!(Codex::new(b"{}").finish().unwrap_err().code(), Code::OutputNotJson);
+        assert_eq!(Codex::new(Vec::new()).finish().unwrap_err().code(), Code::OutputNotJson);
     }
 }

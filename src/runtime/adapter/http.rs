@@ -53,7 +53,7 @@ async fn ask(
 ) -> Result<Done, Error> {
     let fail = |message: String| Error::new(Code::AdapterFailed, message);
     let model = adapter.options.model.as_deref().unwrap_or_default();
-    let prompt = claude::prompt(&strict::canonical(&job.input)?);
+    let prompt = claude::prompt(job)?;
     let prompt = String::from_utf8_lossy(&prompt);
     let messages = json!([{"role": "user", "content": prompt}]);
     let (path, question) = match provider.style {

@@ -26,9 +26,10 @@ use self::provider::Provider;
 use super::sandbox::{self, Launch, Sandbox, SandboxError};
 use crate::acp::code::{Code, Error};
 use crate::acp::json;
-use crate::acp::objects::{Isolation, Runtime, SandboxPolicy};
+use crate::acp::objects::{Isolation, Runtime};
+use crate::acp::owner::Profile;
 pub use crate::acp::run::{Ended, Job, Progress, Ran, RunFacts};
-use crate::acp::value::Name;
+use crate::acp::value::{Name, Word};
 
 /// Most bytes of an input (design 17, the ceiling).
 const INPUT_MAX: usize = 2 << 20;
@@ -254,26 +255,15 @@ impl Adapter {
         self.levels.clone()
     }
 
-    /// The level for a run of `policy` (design 10.2).
-    ///
-    /// # Errors
-    /// `ISOLATION_UNAVAILABLE`.
-    pub fn choose(
-        &self,
-        policy: &SandboxPolicy,
-        require_attestation: bool,
-    ) -> Result<Isolation, Error> {
-        let mut levels = self.levels();
-        if self.kind() == AdapterKind::Sandbox {
-            // Another owner's JavaScript (decision 50).
-            let least = if policy.allow_subprocess_fallback {
-                Isolation::Subprocess
-            } else {
-                Isolation::Kernel
-            };
-            levels.retain(|level| level.is_at_least(least));
+    /// What a worker with this adapter offers, with so many runs at one time.
+    #[must_use]
+    pub fn profile(&self, max_runs: usize) -> Profile {
+        Profile {
+            adapter: Word::lossy(self.name()),
+            levels: self.levels(),
+            foreign_code: self.kind() == AdapterKind::Sandbox,
+            max_runs,
         }
-        sandbox::choose(policy, require_attestation, &levels)
     }
 
     /// Makes one run. Cancelling is by [`Control::cancel`]; dropped, the run is killed without a
@@ -332,13 +322,13 @@ impl Adapter {
                 launch.argv.extend(claude::arguments(&self.options));
                 launch.env.extend(claude::environment(broker));
                 launch.max_stdout_bytes = dialogue::STREAM_MAX;
-                Box::new(claude::Claude::new(&launch.input))
+                Box::new(claude::Claude::new(claude::prompt(job)?))
             }
             AdapterKind::Codex => {
                 launch.argv.extend(codex::arguments(&self.options, broker));
                 launch.env.extend(codex::environment(broker));
                 launch.max_stdout_bytes = dialogue::STREAM_MAX;
-                Box::new(codex::Codex::new(&launch.input))
+                Box::new(codex::Codex::new(claude::prompt(job)?))
             }
             AdapterKind::Mcp => {
                 launch.max_stdout_bytes = dialogue::STREAM_MAX;

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::confine::Confinement;
 use super::{FIRST_ARGUMENT, Sandbox, boxes};
-use crate::acp::code::{Code, Error};
-use crate::acp::objects::{Isolation, SandboxPolicy};
+use crate::acp::objects::Isolation;
 
 /// What the executable says inside a level, so that another one is not taken for it.
 const GREETING: &str = "commsd sandbox 1\n";
@@ -103,68 +102,4 @@ pub(super) fn run_briefly(mut command: Command) -> Result<(String, String), Stri
     let line: String = line.chars().filter(|c| !c.is_control()).take(200).collect();
     let complaint = if line.is_empty() { format!("its trial ended with {status}") } else { line };
     Ok((if status.success() { out } else { String::new() }, complaint))
-}
-
-/// The level that a run of `policy` gets, of the `offered` ones (strongest first): the one asked
-/// for, else the weakest that is stronger; else, where a weaker one is allowed, the strongest, but
-/// `subprocess` at least.
-///
-/// # Errors
-/// `ISOLATION_UNAVAILABLE`.
-pub fn choose(
-    policy: &SandboxPolicy,
-    require_attestation: bool,
-    offered: &[Isolation],
-) -> Result<Isolation, Error> {
-    let asked = policy.isolation;
-    let strong_enough = offered.iter().filter(|level| level.is_at_least(asked)).max();
-    let may_fall_back = policy.allow_subprocess_fallback || !require_attestation;
-    let weaker = || {
-        let acceptable = |level: &&Isolation| level.is_at_least(Isolation::Subprocess);
-        offered.iter().filter(acceptable).min().filter(|_| may_fall_back)
-    };
-    strong_enough.or_else(weaker).copied().ok_or_else(|| {
-        let message = format!("this worker cannot run at isolation {}", asked.as_str());
-        Error::new(Code::IsolationUnavailable, message)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::acp::objects::Network;
-    use crate::acp::value::{Count, Seq};
-
-    fn policy(isolation: Isolation, allow_subprocess_fallback: bool) -> SandboxPolicy {
-        SandboxPolicy {
-            isolation,
-            allow_subprocess_fallback,
-            network: Network::None,
-            allow_hosts: Seq::default(),
-            memory_max_bytes: Count::clamped(1),
-            pids_max: Count::clamped(1),
-            cpu_time_max_ms: Count::clamped(1),
-            disk_max_bytes: Count::clamped(1),
-        }
-    }
-
-    #[test]
-    fn a_level_is_never_weaker_than_asked_unless_that_is_allowed() {
-        use Isolation::{Kernel, Namespace, None, Oci, Subprocess};
-        let choose = |asked, fallback, attested, offered: &[Isolation]| {
-            super::choose(&policy(asked, fallback), attested, offered).map_err(|e| e.code())
-        };
-        let all = [Oci, Namespace, Kernel, Subprocess, None];
-        let unavailable = Err(Code::IsolationUnavailable);
-        for level in all {
-            assert_eq!(choose(level, false, true, &all), Ok(level));
-        }
-        assert_eq!(choose(Kernel, false, true, &[Oci, Namespace, Subprocess]), Ok(Namespace));
-        assert_eq!(choose(Oci, false, true, &[Kernel, Subprocess, None]), unavailable);
-        assert_eq!(choose(Oci, true, true, &[Kernel, Subprocess, None]), Ok(Kernel));
-        assert_eq!(choose(Oci, false, false, &[Kernel, Subprocess, None]), Ok(Kernel));
-        assert_eq!(choose(Subprocess, true, false, &[None]), unavailable);
-        assert_eq!(choose(None, false, true, &[Kernel]), Ok(Kernel));
-        assert_eq!(choose(Oci, true, true, &[]), unavailable);
-    }
 }

@@ -26,7 +26,7 @@ use std::process::ExitCode;
 pub(in crate::runtime) use boxes::in_box;
 pub use frame::Cause;
 pub use leftovers::reap_leftovers;
-pub use level::{Level, choose};
+pub use level::Level;
 pub(in crate::runtime) use session::find_program;
 pub use session::{End, Event, Launch, Session};
 

@@ -5,16 +5,18 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::draft;
 use super::terminal::say;
 use super::{Place, Surroundings, protocol};
 use crate::acp::endpoint::EndpointPolicy;
 use crate::acp::objects::RevocationTarget;
 use crate::acp::value::Name;
 use crate::api::acp::{
-    AcpCall, Answer, CancelTask, CreateInvite, ListTasks, Revocable, RevokeToken, TaskStatus,
+    AcpCall, Answer, CancelTask, CreateInvite, ExportAudit, ListTasks, Revocable, RevokeToken,
+    TaskStatus,
 };
 use crate::api::types::ApiError;
 use crate::cli::acp::Failure;
@@ -23,6 +25,7 @@ use crate::cli::acp::args::{
     TasksArgs,
 };
 use crate::cli::{exit, output};
+use crate::codec::text::escape_untrusted;
 use crate::daemon::acp::service::{Service, Teller};
 use crate::daemon::acp::{OfficeError, owner_dir, read_key, socket};
 
@@ -63,8 +66,11 @@ fn ask(
         let (office, task) = options.open(transports.clone(), stop.clone()).await?;
         let name = Name::lossy("a commsd owner");
         let service = Service { office: office.clone(), transports, name };
+        let sends = !call.only_reads();
         let answer = service.serve(call, &Teller(|_| {})).await;
-        office.flushed().await;
+        if sends {
+            office.flushed().await;
+        }
         stop.cancel();
         drop((office, service));
         task.await.map_err(OfficeError::from)??;
@@ -81,17 +87,11 @@ fn finish(place: &Place, answer: &Value, text: impl FnOnce(&Value) -> String) ->
 }
 
 fn word(value: &Value, name: &str) -> String {
-    output::printable(value.get(name).and_then(Value::as_str).unwrap_or_default())
+    escape_untrusted(value.get(name).and_then(Value::as_str).unwrap_or_default())
 }
 
 fn millis(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Serving tools over MCP is not the terminal's business.
-pub(super) fn mcp_server() -> Failure {
-    let todo = "not in this build";
-    Failure { error: ApiError::new("acp_mcp", "no MCP server here", todo), exit: exit::FAILED }
 }
 
 pub(super) fn invite(
@@ -183,9 +183,28 @@ pub(super) fn task(
     place: &Place,
     around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
-    let call =
-        AcpCall::TaskStatus(TaskStatus { task_id: args.id.as_str().to_owned(), wait_ms: None });
-    let answer = ask(&Whom::of(args.owner.key.as_deref()), call, place, around)?;
+    let (task_id, whom) = (args.id.as_str().to_owned(), Whom::of(args.owner.key.as_deref()));
+    if let Some(out) = &args.audit {
+        let out = std::path::absolute(out).unwrap_or_else(|_| out.clone());
+        let out = Some(out.to_string_lossy().into_owned());
+        let call = AcpCall::ExportAudit(ExportAudit { task_id, redact: args.redact, out });
+        let answer = ask(&whom, call, place, around)?;
+        return Ok(finish(place, &answer, |answer| format!("{}\n", word(answer, "path"))));
+    }
+    let call = AcpCall::TaskStatus(TaskStatus { task_id, wait_ms: None });
+    let answer = ask(&whom, call, place, around)?;
+    if args.draft {
+        let over = answer.get("deliverable").is_some_and(|result| !result.is_null());
+        if !over {
+            let text = format!("there is no result of {} yet", args.id.as_str());
+            let error = ApiError::new("acp_no_result", text, "wait for it: commsd acp task ID");
+            return Err(Failure { error, exit: exit::FAILED });
+        }
+        return Ok(finish(place, &json!({ "draft": draft::page(&answer) }), |answer| {
+            // What is in it is escaped where it came from others.
+            answer.get("draft").and_then(Value::as_str).unwrap_or_default().to_owned()
+        }));
+    }
     Ok(finish(place, &answer, task_text))
 }
 
@@ -283,8 +302,6 @@ fn answer(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

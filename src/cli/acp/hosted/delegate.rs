@@ -18,6 +18,7 @@ use crate::api::types::ApiError;
 use crate::cli::acp::args::{DelegateArgs, Multi};
 use crate::cli::acp::{Failure, files};
 use crate::cli::{exit, output};
+use crate::codec::text::escape_untrusted;
 use crate::daemon::acp::delegation;
 use crate::daemon::acp::service::{self, Service};
 use crate::daemon::acp::{Office, OfficeError, orders, owner_dir};
@@ -126,7 +127,7 @@ fn by_daemon(
     if args.audit.is_some() {
         return Err(usage(
             "--audit goes with --key",
-            "the daemon keeps its tasks' logs; write one with: commsd acp audit-export --task ID OUT",
+            "the daemon keeps its tasks' logs; write one with: commsd acp task ID --audit FILE",
         ));
     }
     let work = Work { wait_ms: Some(crate::api::acp::MAX_WAIT_MS), ..work };
@@ -232,7 +233,7 @@ fn conclude(args: &DelegateArgs, place: &Place, answer: &Value) -> Result<ExitCo
 /// What came of it, for people.
 fn text(answer: &Value, with_result: bool) -> String {
     let word = |value: &Value, name: &str| {
-        output::printable(value.get(name).and_then(Value::as_str).unwrap_or_default())
+        escape_untrusted(value.get(name).and_then(Value::as_str).unwrap_or_default())
     };
     let mut lines = vec![format!("{} {}", word(answer, "status"), word(answer, "taskId"))];
     if let Some(failure) = answer.get("failure").filter(|failure| !failure.is_null()) {

@@ -5,15 +5,14 @@
 mod calls;
 mod delegate;
 mod demo;
+mod draft;
+mod mcp_server;
 mod terminal;
 mod worker;
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-use serde_json::Value;
-use tokio_util::sync::CancellationToken;
 
 use super::{Failure, Hosted, HostedCommand};
 use crate::acp::code::{Code, Error};
@@ -22,15 +21,12 @@ use crate::api::client;
 use crate::api::types::ApiError;
 use crate::cli::client::PROGRAM;
 use crate::cli::{exit, output};
-use crate::daemon::acp::{OfficeError, OfficeOptions, read_key};
-use crate::daemon::config::LogFormat;
-use crate::daemon::{logging, watch_signals};
+use crate::daemon::acp::program::{self, stop_signals};
+use crate::daemon::acp::{OfficeError, OfficeOptions, StartError, read_key};
 use crate::runtime::acp_transport::Form;
+use serde_json::Value;
 
 use super::args::ReceiveForm;
-
-/// Threads of an office in this process: its own work, and what goes on beside it.
-const THREADS: usize = 2;
 
 /// Where things are.
 pub struct Surroundings {
@@ -75,7 +71,7 @@ pub fn run(hosted: Hosted, around: &Surroundings, json: bool) -> ExitCode {
         HostedCommand::WorkerStart(args) => worker::run(&args, &place),
         HostedCommand::Delegate(args) => delegate::run(&args, &place, around),
         HostedCommand::Demo(audit_dir) => demo::run(audit_dir.as_deref(), &place),
-        HostedCommand::McpServer(_) => Err(calls::mcp_server()),
+        HostedCommand::McpServer(args) => mcp_server::run(&args, &place, around),
         HostedCommand::InviteCreate(args) => calls::invite(&args, &place, around),
         HostedCommand::Revoke(args) => calls::revoke(&args, &place, around),
         HostedCommand::Tasks(args) => calls::tasks(&args, &place, around),
@@ -105,35 +101,20 @@ impl Place {
     /// Runs an office's life in this process. Its events go to stderr: what is wrong, or with `-v`
     /// everything.
     fn block_on<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-        let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-        let format = if terminal { LogFormat::Text } else { LogFormat::Json };
         let filter = match self.verbose {
             0 => "error",
             1 => "info",
             _ => "debug",
         };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .enable_all()
-            .thread_name("commsd-acp")
-            .build()
-            .map_err(|error| no_runtime(&error))?;
-        runtime.block_on(async {
-            // Nobody asks this process for its latest events.
-            drop(logging::init(format, filter));
-            work.await
-        })
+        program::block_on(filter, work)?
     }
 }
 
-/// A wish to stop, by the first signal; the second ends the process at once.
-fn stop_signals() -> Result<CancellationToken, Failure> {
-    let stop = CancellationToken::new();
-    watch_signals(stop.clone()).map_err(|error| {
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
         let error = ApiError::new(error.code(), error.to_string(), error.todo());
-        Failure { error, exit: exit::FAILED }
-    })?;
-    Ok(stop)
+        Self { error, exit: exit::FAILED }
+    }
 }
 
 impl From<OfficeError> for Failure {

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use crate::acp::objects::{Decision, Gate, Target};
 use crate::acp::owner::{Given, Question};
 use crate::api::acp::AcpNews;
-use crate::cli::output::printable;
+use crate::codec::text::escape_untrusted;
 use crate::daemon::acp::Office;
 use crate::daemon::acp::delegation::{Standing, Watcher};
 
@@ -36,13 +36,14 @@ pub(super) fn told(news: &AcpNews, progress: bool) {
     match news {
         AcpNews::Moved { task_id, status, percent, step, message } if progress => {
             let percent = percent.map(|percent| format!(" {percent}%")).unwrap_or_default();
-            let words = [task_id, status, step, message].map(|word| printable(word));
+            let words = [task_id, status, step, message].map(|word| escape_untrusted(word));
             let [id, status, step, message] = words;
             say(format!("{id} {status}{percent} {step} {message}").trim_end());
         }
         AcpNews::Moved { .. } => {}
         AcpNews::Asked { id, gate, peer, title, expires_at, .. } => {
-            let [id, gate, peer, title] = [id, gate, peer, title].map(|word| printable(word));
+            let [id, gate, peer, title] =
+                [id, gate, peer, title].map(|word| escape_untrusted(word));
             say(&format!(
                 "waits for your answer until {expires_at}: {gate} of \"{title}\" ({peer})\n  \
                  commsd acp approvals approve {id}\n  commsd acp approvals deny {id}"
@@ -73,7 +74,7 @@ impl Watcher for Terminal {
         let told = standing.progress.as_ref().filter(|_| !standing.is_over());
         let progress = told.map(|progress| {
             let percent = progress.percent.map(|percent| format!(" {}%", percent.get()));
-            let words = [&*progress.step, &*progress.message].map(printable);
+            let words = [&*progress.step, &*progress.message].map(escape_untrusted);
             format!("{} {}", percent.unwrap_or_default(), words.join(" ").trim())
         });
         let id = standing.task_id.as_str();
@@ -92,14 +93,14 @@ impl Watcher for Terminal {
             question.expires_at.iso(),
             sentence(question),
             id = question.id(),
-            key = printable(&self.key.to_string_lossy()),
+            key = escape_untrusted(&self.key.to_string_lossy()),
         ));
     }
 }
 
 /// What a question asks, in a line. Titles are another owner's words.
 pub(super) fn sentence(question: &Question) -> String {
-    let title = printable(&question.title);
+    let title = escape_untrusted(&question.title);
     let peer = question.peer;
     match (&question.target, question.gate()) {
         (Target::BudgetOverrun { metric, from, to, .. }, _) => {
