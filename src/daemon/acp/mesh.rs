@@ -40,8 +40,8 @@ const BELIEVED_MS: u64 = 10 * 60_000;
 /// Bindings that are kept.
 const MAX_BELIEVED: usize = 1024;
 
-/// How long a peer's mail waits for its binding, where that decides whether it is let in: a peer that
-/// is slow sends its proposal again.
+/// How long a peer has to say who it is: callers wait for that, and so does a peer's mail where its
+/// binding decides whether it is let in.
 const BINDING_WAIT: Duration = Duration::from_secs(5);
 
 /// Within what an envelope is stored, before the node answers for us.
@@ -95,7 +95,7 @@ impl Mesh {
     ///
     /// # Errors
     /// `RELAY_UNREACHABLE` for one that is not connected or has none, `RATE_LIMITED` for one that is
-    /// busy, and as [`DeviceBinding::read_checked`].
+    /// busy, `PEER_TIMEOUT`, and as [`DeviceBinding::read_checked`].
     pub async fn binding(&self, device: DeviceId) -> Result<DeviceBinding> {
         let now = unix_now();
         if let Some((binding, until)) = self.bindings.lock().get(&device)
@@ -103,7 +103,9 @@ impl Mesh {
         {
             return Ok(binding.clone());
         }
-        let answer = self.ask(device, AcpAsk::Binding).await?;
+        let asked = tokio::time::timeout(BINDING_WAIT, self.ask(device, AcpAsk::Binding));
+        let late = |_| Error::new(Code::PeerTimeout, "the peer did not say who it is in time");
+        let answer = asked.await.map_err(late)??;
         let text = answer.get("binding").and_then(Value::as_text).unwrap_or_default();
         let now = unix_now();
         let binding = DeviceBinding::read_checked(text.as_bytes(), device, now)
@@ -195,8 +197,7 @@ impl Mesh {
     /// Lets the did of a peer propose for as long as its binding is believed. Whose binding does not
     /// hold proposes as a stranger does.
     async fn vouch(&self, service: &Service, device: DeviceId) {
-        let asked = tokio::time::timeout(BINDING_WAIT, self.binding(device)).await;
-        if let Ok(Ok(binding)) = asked {
+        if let Ok(binding) = self.binding(device).await {
             let until = unix_now().plus(BELIEVED_MS);
             // An office that is closed takes no mail either.
             let _ = service.office.vouch(binding.did, until).await;
@@ -252,7 +253,6 @@ impl Owner {
 mod tests {
     use super::*;
     use crate::acp::did::Secret;
-    use crate::acp::owner::Route;
 
     const DAY: u64 = 24 * 3_600_000;
 
