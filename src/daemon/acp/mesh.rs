@@ -49,10 +49,17 @@ const STORE_WITHIN: Duration = Duration::from_millis(SERVICE_DEADLINE_MS - 3_000
 
 type Answered = std::result::Result<CommandResult, CommandError>;
 
+/// The device that a name means, and that of its daemon, where it is reached.
+#[derive(Clone, Copy)]
+pub(in crate::daemon) struct Found {
+    device: DeviceId,
+    daemon: Option<DeviceId>,
+}
+
 /// What the owner's task is asked.
 pub(in crate::daemon) enum MeshAsk {
     /// Which device a name means.
-    Find(String, oneshot::Sender<std::result::Result<DeviceId, ApiError>>),
+    Find(String, oneshot::Sender<std::result::Result<Found, ApiError>>),
     /// To ask a device something.
     Ask(DeviceId, AcpAsk, oneshot::Sender<Answered>),
     /// To answer a peer.
@@ -85,10 +92,15 @@ impl Mesh {
         let find = MeshAsk::Find(name.to_owned(), tell);
         self.asks.send(find).await.map_err(|_| closed())?;
         let found = told.await.map_err(|_| closed())?;
-        let device = found.map_err(|error| Error::new(Code::BadField, error.message))?;
-        let binding = self.binding(device).await?;
+        let found = found.map_err(|error| Error::new(Code::BadField, error.message))?;
+        let did = self.binding(found.device).await?.did;
+        let device = match found.daemon {
+            // It outlasts its agents, if it is the same did's.
+            Some(daemon) if self.binding(daemon).await.is_ok_and(|of| of.did == did) => daemon,
+            _ => found.device,
+        };
         let route = Route::Mesh { device: device.hex() };
-        Ok(Worker { did: binding.did, key: None, invite: None, route })
+        Ok(Worker { did, key: None, invite: None, route })
     }
 
     /// The binding of a device, from itself.
@@ -221,7 +233,11 @@ impl Owner {
         match ask {
             MeshAsk::Find(name, tell) => {
                 // Whoever has gone needs no answer.
-                let _ = tell.send(self.find_agent(&name, &self.node.daemon()));
+                let found = self.find_agent(&name, &self.node.daemon());
+                let _ = tell.send(found.map(|device| {
+                    let daemon = self.node.daemon_of(&device);
+                    Found { device, daemon }
+                }));
             }
             MeshAsk::Ask(to, ask, tell) => {
                 self.next_op += 1;
@@ -271,13 +287,18 @@ mod tests {
 
     /// An owner's task that knows one name, for device 2, and has these answers, one each.
     fn peer(answers: Vec<Answered>) -> Mesh {
+        peer_of(None, answers)
+    }
+
+    /// As [`peer`], and this is the device of its daemon.
+    fn peer_of(daemon: Option<DeviceId>, answers: Vec<Answered>) -> Mesh {
         let (mesh, mut asked) = Mesh::new(false);
         tokio::spawn(async move {
             let mut answers = answers.into_iter();
             while let Some(ask) = asked.recv().await {
                 match ask {
                     MeshAsk::Find(name, tell) if name == "bob" => {
-                        let _ = tell.send(Ok(device(2).id()));
+                        let _ = tell.send(Ok(Found { device: device(2).id(), daemon }));
                     }
                     MeshAsk::Find(_, tell) => {
                         let _ = tell.send(Err(ApiError::plain("agent_not_found", "who?")));
@@ -307,6 +328,21 @@ mod tests {
             assert_eq!(worker.did, owner(1).did());
             assert_eq!(worker.route, Route::Mesh { device: device(2).id().hex() });
             assert_eq!((worker.key, worker.invite), (None, None));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_daemons_device_carries_the_mail_if_it_is_the_same_dids() {
+        let now = unix_now();
+        let issue =
+            |n, key| bound(&DeviceBinding::issue(&owner(n), &device(key), DAY, now).unwrap());
+        let daemon = device(5).id();
+        let gone = Err(CommandError::new("not_connected", "it is not connected"));
+        for (answer, carrier) in [(issue(1, 5), 5), (issue(4, 5), 2), (issue(1, 6), 2), (gone, 2)] {
+            let mesh = peer_of(Some(daemon), vec![issue(1, 2), answer]);
+            let worker = mesh.worker("bob").await.unwrap();
+            assert_eq!(worker.did, owner(1).did());
+            assert_eq!(worker.route, Route::Mesh { device: device(carrier).id().hex() });
         }
     }
 
