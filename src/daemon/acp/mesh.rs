@@ -387,7 +387,8 @@ mod tests {
         };
         let gone = Err(CommandError::new("not_connected", "it is not connected"));
         let mesh = peer(vec![refused("busy"), refused("\u{1b}[2J"), gone, Ok(CommandResult::Done)]);
-        let post = || mesh.post(&"0a".repeat(32), vec![1]);
+        let device = "0a".repeat(32);
+        let post = || mesh.post(&device, vec![1]);
         assert_eq!(post().await.unwrap_err().code(), Code::RateLimited);
         let error = post().await.unwrap_err();
         assert_eq!(error.code(), Code::RelayUnreachable);
