@@ -1,35 +1,28 @@
 //! Work that one daemon orders from another over the mesh, with no relay anywhere: found by name,
 //! admitted or not, through restarts.
 
-use std::sync::Arc;
-
 use commsd::api::acp::{AcpCall, DelegateTask, ListTasks, Work};
 use commsd::api::client::{Client, acp};
 use commsd::api::types::{ApiError, PetnameSetParams};
 use serde_json::{Value, json};
 
 use crate::daemon::{Agent, Daemon, Ports};
-
-/// A home with this configuration.
-fn home_with(config: &str) -> Arc<tempfile::TempDir> {
-    let home = Arc::new(tempfile::tempdir().unwrap());
-    std::fs::write(home.path().join("config.toml"), config).unwrap();
-    home
-}
+use crate::hub::home_with;
 
 /// The configuration of a daemon that works with a command and asks nobody before it accepts.
-fn works(cmd: &str, admit: &str) -> String {
+pub fn works(cmd: &str, admit: &str) -> String {
     format!(
         "acp-worker = \"command\"\nacp-worker-cmd = {cmd:?}\nacp-worker-auto-accept = true\n\
          acp-worker-isolation = \"subprocess\"\nacp-admit = {admit}\n"
     )
 }
 
-async fn call(daemon: &Daemon, call: AcpCall) -> Result<Value, ApiError> {
+pub async fn call(daemon: &Daemon, call: AcpCall) -> Result<Value, ApiError> {
     acp::call(&daemon.socket(), "test", call, |_| {}).await
 }
 
-fn order(to: &str, wait_ms: u64) -> AcpCall {
+/// An order that asks nobody, waited for so long.
+pub fn order(to: &str, wait_ms: u64) -> AcpCall {
     AcpCall::DelegateTask(DelegateTask {
         to: to.into(),
         work: Work {
