@@ -19,6 +19,7 @@ use crate::acp::audit::{AuditLog, from_bundle, read_anchor, to_bundle, verify};
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::json::canonical;
+use crate::acp::multi::MAX_WORKERS;
 use crate::acp::objects::{AuditBundle, Decision, Gate, Party, RevocationTarget, State, Target};
 use crate::acp::owner::{Given, Order, Owner, Question};
 use crate::acp::value::{Digest, Name, Prose, Read as _, TaskId, UrlText, Word};
@@ -139,6 +140,9 @@ impl Service {
             }
         };
         let mode = call.mode;
+        if !(2..=MAX_WORKERS).contains(&call.workers.len()) {
+            return Err(Error::new(Code::BadField, "2 to 16 workers"));
+        }
         let mut orders = Vec::with_capacity(call.workers.len());
         for to in &call.workers {
             orders.push(self.order(to, &call.work).await?);
