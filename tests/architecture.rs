@@ -127,7 +127,9 @@ fn the_protocol_floors_take_time_and_randomness_as_input() {
     let mut wrong = Vec::new();
     for (name, text) in code() {
         let pure = ["codec/", "mesh/", "acp/", "vault/plan"].iter().any(|p| name.starts_with(p));
-        for word in forbidden.iter().filter(|word| pure && text.contains(**word)) {
+        // Checking signatures is arithmetic; a log has tens of thousands, and all cores do it.
+        let counts = |word: &str| name == "acp/audit/verify.rs" && word == "std::thread";
+        for word in forbidden.iter().filter(|word| pure && text.contains(**word) && !counts(word)) {
             wrong.push(format!("{name} names {word}"));
         }
     }
