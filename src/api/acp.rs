@@ -205,7 +205,8 @@ pub enum AcpNews {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DelegateTask {
-    /// The worker: an invite (acp-invite:… or acp://invite?token=…), or a did with `relay`.
+    /// The worker: an invite (acp-invite:… or acp://invite?token=…), a did with `relay`, or an agent of
+    /// the mesh by petname, name or id.
     pub to: String,
     /// The work.
     #[serde(flatten)]

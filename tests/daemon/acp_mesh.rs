@@ -1,36 +1,28 @@
 //! Work that one daemon orders from another over the mesh, with no relay anywhere: found by name,
 //! admitted or not, through restarts.
 
-use std::path::Path;
-use std::sync::Arc;
-
 use commsd::api::acp::{AcpCall, DelegateTask, ListTasks, Work};
 use commsd::api::client::{Client, acp};
 use commsd::api::types::{ApiError, PetnameSetParams};
 use serde_json::{Value, json};
 
 use crate::daemon::{Agent, Daemon, Ports};
-
-/// A home with this configuration.
-fn home_with(config: &str) -> Arc<tempfile::TempDir> {
-    let home = Arc::new(tempfile::tempdir().unwrap());
-    std::fs::write(home.path().join("config.toml"), config).unwrap();
-    home
-}
+use crate::hub::home_with;
 
 /// The configuration of a daemon that works with a command and asks nobody before it accepts.
-fn works(cmd: &str, admit: &str) -> String {
+pub fn works(cmd: &str, admit: &str) -> String {
     format!(
         "acp-worker = \"command\"\nacp-worker-cmd = {cmd:?}\nacp-worker-auto-accept = true\n\
          acp-worker-isolation = \"subprocess\"\nacp-admit = {admit}\n"
     )
 }
 
-async fn call(daemon: &Daemon, call: AcpCall) -> Result<Value, ApiError> {
+pub async fn call(daemon: &Daemon, call: AcpCall) -> Result<Value, ApiError> {
     acp::call(&daemon.socket(), "test", call, |_| {}).await
 }
 
-fn order(to: &str, wait_ms: u64) -> AcpCall {
+/// An order that asks nobody, waited for so long.
+pub fn order(to: &str, wait_ms: u64) -> AcpCall {
     AcpCall::DelegateTask(DelegateTask {
         to: to.into(),
         work: Work {
@@ -52,6 +44,11 @@ fn order(to: &str, wait_ms: u64) -> AcpCall {
 async fn tasks(daemon: &Daemon) -> Vec<Value> {
     let list = call(daemon, AcpCall::ListTasks(ListTasks::default())).await.unwrap();
     list.as_array().unwrap().clone()
+}
+
+/// Picks the log's word that a task has got to this state.
+fn is_at(state: &str) -> impl Fn(&Value) -> bool {
+    move |line| line["event"] == "acp_entry" && line["state"] == state
 }
 
 /// A requester and a worker that have met, and the agent that the worker is known by.
@@ -110,16 +107,13 @@ async fn a_requester_that_restarts_in_the_middle_gets_its_result() {
     let script = format!("sh -c 'until [ -e {} ]; do sleep 0.05; done; cat'", open.display());
     let Pair { one, two, bob: _bob } = Pair::new(&works(&script, "\"peers\"")).await;
     let ports = one.ports;
-    let begun = call(&one, order("bob", 1)).await.unwrap();
-    let of_state = |state: &'static str| {
-        move |line: &Value| line["event"] == "acp_entry" && line["state"] == state
-    };
-    one.log.wait(0, "the start", of_state("IN_PROGRESS")).await;
+    let begun = call(&one, order("bob", 1_000)).await.unwrap();
+    one.log.wait(0, "the start", is_at("IN_PROGRESS")).await;
     let home = one.kill().await;
     let one = Daemon::start_with(home, ports, &[]).await;
     std::fs::write(&open, "").unwrap();
-    one.log.wait(0, "the settlement", of_state("SETTLED")).await;
-    two.log.wait(0, "the settlement", of_state("SETTLED")).await;
+    one.log.wait(0, "the settlement", is_at("SETTLED")).await;
+    two.log.wait(0, "the settlement", is_at("SETTLED")).await;
     let (ours, theirs) = (tasks(&one).await, tasks(&two).await);
     assert_eq!(ours[0]["taskId"], begun["taskId"]);
     assert_eq!((&ours[0]["head"], &ours[0]["status"]), (&theirs[0]["head"], &theirs[0]["status"]));
@@ -131,30 +125,16 @@ async fn a_strangers_proposal_is_not_answered_until_it_is_admitted() {
     let ports = two.ports;
     // The envelope is taken, and nothing comes of it.
     let told = call(&one, order("bob", 1_500)).await.unwrap();
-    assert_eq!(told["status"], "PROPOSED");
-    assert_eq!(told["entries"], 1);
+    assert_eq!(told["status"], "PROPOSING");
     assert!(tasks(&two).await.is_empty());
     assert!(!one.log.text().contains("acp_undelivered"), "{}", one.log.text());
     assert!(!two.log.text().contains("acp_envelope_refused"), "{}", two.log.text());
 
-    // Admitted by its did, it is.
+    // Admitted by its did it is: the same proposal, sent again by its log.
     let did = call(&one, AcpCall::Whoami).await.unwrap()["did"].as_str().unwrap().to_owned();
     let home = two.kill().await;
-    rewrite(home.path(), &works("cat", &format!("[{did:?}]")));
+    std::fs::write(home.path().join("config.toml"), works("cat", &format!("[{did:?}]"))).unwrap();
     let two = Daemon::start_with(home, ports, &[]).await;
-    two.event("acp_office_opened").await;
-    let bob = two.agent("bob").await;
-    let before = one.log.len();
-    one.log
-        .wait(0, "bob again", |line| {
-            line["event"] == "session_opened" && line["device"] == bob.id.as_str()
-        })
-        .await;
-    two.has_met(&one.device().await).await;
-    let done = call(&one, order("bob", 15_000)).await.unwrap();
-    assert_eq!(done["status"], "SETTLED", "{before} {done}\n{}", one.log.text());
-}
-
-fn rewrite(home: &Path, config: &str) {
-    std::fs::write(home.join("config.toml"), config).unwrap();
+    one.log.wait(0, "the settlement", is_at("SETTLED")).await;
+    assert_eq!(tasks(&two).await[0]["taskId"], told["taskId"]);
 }

@@ -30,6 +30,7 @@ use tokio::sync::broadcast;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 use tokio_tungstenite::{accept_async, client_async};
 
+use crate::acp_mesh::{call, order, works};
 use crate::bench::soon;
 use crate::daemon::{Agent, Daemon, Log, Ports};
 use crate::namespaces::Machines;
@@ -188,8 +189,8 @@ async fn accept(
     }
 }
 
-/// A home whose daemon uses this hub.
-fn home_with(config: &str) -> Arc<TempDir> {
+/// A home whose daemon has this configuration.
+pub fn home_with(config: &str) -> Arc<TempDir> {
     let home = Arc::new(tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("config.toml"), config).unwrap();
     home
@@ -289,6 +290,24 @@ async fn two_daemons_talk_through_a_hub_that_sees_only_ciphertext() {
     assert!(bob.client.call(remove).await.unwrap().changed);
     let left = bob.client.call(TrustListParams {}).await.unwrap();
     assert!(left.devices.is_empty() && left.hub == Some(recorder.url()));
+}
+
+#[tokio::test]
+async fn work_is_ordered_by_name_through_a_hub() {
+    let hub = Hub::start(&["--listen", "127.0.0.1:0"]).await;
+    let recorder = Recorder::start(hub.address).await;
+    let one = daemon(&recorder.url()).await;
+    let config = format!("hub = \"{}\"\n{}", recorder.url(), works("cat", "\"peers\""));
+    let two = Daemon::start_with(home_with(&config), Ports::free(), &[]).await;
+    let alice = one.agent("alice-in-the-office").await;
+    let bob = two.agent("bob-at-home").await;
+    meet(&one, &alice, &two, &bob).await;
+    listed(&alice, "bob-at-home").await;
+    two.event("acp_office_opened").await;
+    let done = call(&one, order("bob-at-home", 15_000)).await.unwrap();
+    assert_eq!(done["status"], "SETTLED", "{done}\n{}\n{}", one.log.text(), two.log.text());
+    // Neither who ordered what from whom nor that it was an order.
+    recorder.saw_only_ciphertext(&["did:key", "x-commsd-acp", "envelope"]);
 }
 
 #[tokio::test]

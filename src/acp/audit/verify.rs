@@ -107,40 +107,95 @@ pub fn verify(log: &AuditLog, anchor: Option<&Anchor>, now: UnixMillis) -> Repor
     report
 }
 
+/// Threads that check what entries can be checked for by themselves; more gain nothing beside the
+/// part that goes from entry to entry.
+const MAX_THREADS: usize = 8;
+
+/// Entries below which another thread costs more than it saves.
+const WORTH_A_THREAD: usize = 64;
+
+/// What an entry can be checked for without those before it.
+struct Checked {
+    /// Its digest.
+    digest: Result<Digest, Error>,
+    /// Its signatures.
+    signatures: Result<(), Error>,
+    /// The list of its payload, and the objects that are there.
+    payload: Result<(), Error>,
+}
+
+impl Checked {
+    fn of(committed: &Committed, log: &AuditLog) -> Self {
+        Self {
+            digest: committed.entry.digest(),
+            signatures: committed.entry.verify(&log.genesis),
+            payload: check_payload_digests(committed, log),
+        }
+    }
+
+    /// All entries, by all cores.
+    fn all(log: &AuditLog) -> Vec<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = cores.min(MAX_THREADS).min(log.entries.len() / WORTH_A_THREAD).max(1);
+        let part = log.entries.len().div_ceil(threads).max(1);
+        let check = |part: &[Committed]| part.iter().map(|c| Self::of(c, log)).collect::<Vec<_>>();
+        let mut parts = log.entries.chunks(part);
+        let first = parts.next().unwrap_or_default();
+        std::thread::scope(|scope| {
+            let others: Vec<_> =
+                parts.map(|part| (part, scope.spawn(move || check(part)))).collect();
+            let mut all = check(first);
+            for (part, other) in others {
+                // A thread that could not do it leaves it to this one.
+                all.extend(other.join().unwrap_or_else(|_| check(part)));
+            }
+            all
+        })
+    }
+}
+
+/// Step 4 for one entry.
+fn check_payload_digests(committed: &Committed, log: &AuditLog) -> Result<(), Error> {
+    if Digest::of(&committed.payload)? != committed.entry.payload_digest {
+        return Err(Error::new(Code::DigestMismatch, "not the payload that was signed"));
+    }
+    for digest in &committed.payload {
+        if let Some(object) = log.objects.get(digest)
+            && Digest::of(object)? != *digest
+        {
+            return Err(Error::new(Code::DigestMismatch, "an object is not what its name says"));
+        }
+    }
+    Ok(())
+}
+
 /// Steps 2 to 10; the number of objects that are missing.
 fn judge(log: &AuditLog, now: UnixMillis) -> Result<usize, (Option<u64>, Error)> {
     let genesis = log.genesis.clone();
     let mut chain = View::new(genesis.clone()).map_err(|error| (None, error))?;
-    for (at, committed) in log.entries.iter().enumerate() {
+    let mut payloads = Vec::new();
+    let mut digests = Vec::new();
+    for ((at, committed), checked) in log.entries.iter().enumerate().zip(Checked::all(log)) {
         let blame = |error| (u64::try_from(at).ok(), error);
         let entry = &committed.entry;
-        chain.check_chain(entry, now).map_err(|fault| blame(fault.error))?;
+        let Checked { digest, signatures, payload } = checked;
+        chain.check_chain_signed(entry, signatures, now).map_err(|fault| blame(fault.error))?;
         if entry.countersignature().is_none() && !may_stand(&log.entries, at) {
             let error = Error::new(Code::BadSignature, "the second signature is missing");
             return Err(blame(error));
         }
-        let digest = entry.digest().map_err(blame)?;
+        let digest = digest.map_err(blame)?;
         chain.apply(entry, digest, Default::default());
+        digests.push(digest);
+        payloads.push(payload);
     }
-    for (at, committed) in log.entries.iter().enumerate() {
-        let blame = |error| (u64::try_from(at).ok(), error);
-        let listed = Digest::of(&committed.payload).map_err(blame)?;
-        if listed != committed.entry.payload_digest {
-            return Err(blame(Error::new(Code::DigestMismatch, "not the payload that was signed")));
-        }
-        for digest in &committed.payload {
-            if let Some(object) = log.objects.get(digest)
-                && Digest::of(object).map_err(blame)? != *digest
-            {
-                let error = Error::new(Code::DigestMismatch, "an object is not what its name says");
-                return Err(blame(error));
-            }
-        }
+    for (at, payload) in payloads.into_iter().enumerate() {
+        payload.map_err(|error| (u64::try_from(at).ok(), error))?;
     }
     let mut view = View::new(genesis).map_err(|error| (None, error))?;
-    for (at, committed) in log.entries.iter().enumerate() {
+    for ((at, committed), digest) in log.entries.iter().enumerate().zip(digests) {
         let blame = |error| (u64::try_from(at).ok(), error);
-        judge_content(log, &mut view, committed, now).map_err(|fault| blame(fault.error))?;
+        judge_content(log, &mut view, committed, digest, now).map_err(|f| blame(f.error))?;
     }
     Ok(view.missing())
 }
@@ -150,6 +205,7 @@ fn judge_content(
     log: &AuditLog,
     view: &mut View,
     committed: &Committed,
+    digest: Digest,
     now: UnixMillis,
 ) -> Result<(), Fault> {
     let Committed { entry, payload } = committed;
@@ -167,7 +223,6 @@ fn judge_content(
             return Err(fault(stage, Error::new(code, text)));
         }
     }
-    let digest = entry.digest().map_err(|error| fault(Stage::Chain, error))?;
     view.apply(entry, digest, step);
     Ok(())
 }

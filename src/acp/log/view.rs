@@ -320,6 +320,27 @@ impl View {
     /// # Errors
     /// A fault of [`Stage::Chain`].
     pub fn check_chain(&self, entry: &AuditEntry, now: UnixMillis) -> Result<(), Fault> {
+        self.check_place(entry)?;
+        self.check_chain_signed(entry, entry.verify(&self.genesis), now)
+    }
+
+    /// As [`Self::check_chain`], with signatures that were checked elsewhere.
+    ///
+    /// # Errors
+    /// A fault of [`Stage::Chain`].
+    pub fn check_chain_signed(
+        &self,
+        entry: &AuditEntry,
+        signatures: Result<()>,
+        now: UnixMillis,
+    ) -> Result<(), Fault> {
+        self.check_place(entry)?;
+        at(Stage::Chain, signatures)?;
+        self.check_transition(entry, now)
+    }
+
+    /// Whether an entry is the next of this log.
+    fn check_place(&self, entry: &AuditEntry) -> Result<(), Fault> {
         let stage = Stage::Chain;
         need(stage, entry.seq.get() == self.next_seq, Code::SeqGap, "not the next number")?;
         need(
@@ -328,9 +349,7 @@ impl View {
             Code::DigestMismatch,
             "does not follow the entry before",
         )?;
-        need(stage, entry.task_id == self.genesis.task_id, Code::WrongSigner, "of another task")?;
-        at(stage, entry.verify(&self.genesis))?;
-        self.check_transition(entry, now)
+        need(stage, entry.task_id == self.genesis.task_id, Code::WrongSigner, "of another task")
     }
 
     /// The part of [`Self::check_chain`] that needs the objects before this entry: for the audit,

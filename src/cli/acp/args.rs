@@ -380,8 +380,9 @@ pub struct DelegateArgs {
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
 
-    /// The worker: an invite as text, or a did with --relay. Repeat for more with --multi
-    #[arg(long = "to", value_name = "INVITE|DID", required = true, num_args = 1)]
+    /// The worker: an invite as text, a did with --relay, or an agent of the mesh by petname, name
+    /// or id. Repeat for more with --multi
+    #[arg(long = "to", value_name = "WORKER", required = true, num_args = 1)]
     pub to: Vec<String>,
 
     /// The relay of a worker that is named by its did

@@ -40,8 +40,8 @@ const BELIEVED_MS: u64 = 10 * 60_000;
 /// Bindings that are kept.
 const MAX_BELIEVED: usize = 1024;
 
-/// How long a peer's mail waits for its binding, where that decides whether it is let in: a peer that
-/// is slow sends its proposal again.
+/// How long a peer has to say who it is: callers wait for that, and so does a peer's mail where its
+/// binding decides whether it is let in.
 const BINDING_WAIT: Duration = Duration::from_secs(5);
 
 /// Within what an envelope is stored, before the node answers for us.
@@ -49,10 +49,17 @@ const STORE_WITHIN: Duration = Duration::from_millis(SERVICE_DEADLINE_MS - 3_000
 
 type Answered = std::result::Result<CommandResult, CommandError>;
 
+/// The device that a name means, and that of its daemon, where it is reached.
+#[derive(Clone, Copy)]
+pub(in crate::daemon) struct Found {
+    device: DeviceId,
+    daemon: Option<DeviceId>,
+}
+
 /// What the owner's task is asked.
 pub(in crate::daemon) enum MeshAsk {
     /// Which device a name means.
-    Find(String, oneshot::Sender<std::result::Result<DeviceId, ApiError>>),
+    Find(String, oneshot::Sender<std::result::Result<Found, ApiError>>),
     /// To ask a device something.
     Ask(DeviceId, AcpAsk, oneshot::Sender<Answered>),
     /// To answer a peer.
@@ -85,17 +92,22 @@ impl Mesh {
         let find = MeshAsk::Find(name.to_owned(), tell);
         self.asks.send(find).await.map_err(|_| closed())?;
         let found = told.await.map_err(|_| closed())?;
-        let device = found.map_err(|error| Error::new(Code::BadField, error.message))?;
-        let binding = self.binding(device).await?;
+        let found = found.map_err(|error| Error::new(Code::BadField, error.message))?;
+        let did = self.binding(found.device).await?.did;
+        let device = match found.daemon {
+            // It outlasts its agents, if it is the same did's.
+            Some(daemon) if self.binding(daemon).await.is_ok_and(|of| of.did == did) => daemon,
+            _ => found.device,
+        };
         let route = Route::Mesh { device: device.hex() };
-        Ok(Worker { did: binding.did, key: None, invite: None, route })
+        Ok(Worker { did, key: None, invite: None, route })
     }
 
     /// The binding of a device, from itself.
     ///
     /// # Errors
     /// `RELAY_UNREACHABLE` for one that is not connected or has none, `RATE_LIMITED` for one that is
-    /// busy, and as [`DeviceBinding::read_checked`].
+    /// busy, `PEER_TIMEOUT`, and as [`DeviceBinding::read_checked`].
     pub async fn binding(&self, device: DeviceId) -> Result<DeviceBinding> {
         let now = unix_now();
         if let Some((binding, until)) = self.bindings.lock().get(&device)
@@ -103,7 +115,9 @@ impl Mesh {
         {
             return Ok(binding.clone());
         }
-        let answer = self.ask(device, AcpAsk::Binding).await?;
+        let asked = tokio::time::timeout(BINDING_WAIT, self.ask(device, AcpAsk::Binding));
+        let late = |_| Error::new(Code::PeerTimeout, "the peer did not say who it is in time");
+        let answer = asked.await.map_err(late)??;
         let text = answer.get("binding").and_then(Value::as_text).unwrap_or_default();
         let now = unix_now();
         let binding = DeviceBinding::read_checked(text.as_bytes(), device, now)
@@ -195,8 +209,7 @@ impl Mesh {
     /// Lets the did of a peer propose for as long as its binding is believed. Whose binding does not
     /// hold proposes as a stranger does.
     async fn vouch(&self, service: &Service, device: DeviceId) {
-        let asked = tokio::time::timeout(BINDING_WAIT, self.binding(device)).await;
-        if let Ok(Ok(binding)) = asked {
+        if let Ok(binding) = self.binding(device).await {
             let until = unix_now().plus(BELIEVED_MS);
             // An office that is closed takes no mail either.
             let _ = service.office.vouch(binding.did, until).await;
@@ -220,7 +233,11 @@ impl Owner {
         match ask {
             MeshAsk::Find(name, tell) => {
                 // Whoever has gone needs no answer.
-                let _ = tell.send(self.find_agent(&name, &self.node.daemon()));
+                let found = self.find_agent(&name, &self.node.daemon());
+                let _ = tell.send(found.map(|device| {
+                    let daemon = self.node.daemon_of(&device);
+                    Found { device, daemon }
+                }));
             }
             MeshAsk::Ask(to, ask, tell) => {
                 self.next_op += 1;
@@ -252,7 +269,6 @@ impl Owner {
 mod tests {
     use super::*;
     use crate::acp::did::Secret;
-    use crate::acp::owner::Route;
 
     const DAY: u64 = 24 * 3_600_000;
 
@@ -271,13 +287,18 @@ mod tests {
 
     /// An owner's task that knows one name, for device 2, and has these answers, one each.
     fn peer(answers: Vec<Answered>) -> Mesh {
+        peer_of(None, answers)
+    }
+
+    /// As [`peer`], and this is the device of its daemon.
+    fn peer_of(daemon: Option<DeviceId>, answers: Vec<Answered>) -> Mesh {
         let (mesh, mut asked) = Mesh::new(false);
         tokio::spawn(async move {
             let mut answers = answers.into_iter();
             while let Some(ask) = asked.recv().await {
                 match ask {
                     MeshAsk::Find(name, tell) if name == "bob" => {
-                        let _ = tell.send(Ok(device(2).id()));
+                        let _ = tell.send(Ok(Found { device: device(2).id(), daemon }));
                     }
                     MeshAsk::Find(_, tell) => {
                         let _ = tell.send(Err(ApiError::plain("agent_not_found", "who?")));
@@ -307,6 +328,21 @@ mod tests {
             assert_eq!(worker.did, owner(1).did());
             assert_eq!(worker.route, Route::Mesh { device: device(2).id().hex() });
             assert_eq!((worker.key, worker.invite), (None, None));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_daemons_device_carries_the_mail_if_it_is_the_same_dids() {
+        let now = unix_now();
+        let issue =
+            |n, key| bound(&DeviceBinding::issue(&owner(n), &device(key), DAY, now).unwrap());
+        let daemon = device(5).id();
+        let gone = Err(CommandError::new("not_connected", "it is not connected"));
+        for (answer, carrier) in [(issue(1, 5), 5), (issue(4, 5), 2), (issue(1, 6), 2), (gone, 2)] {
+            let mesh = peer_of(Some(daemon), vec![issue(1, 2), answer]);
+            let worker = mesh.worker("bob").await.unwrap();
+            assert_eq!(worker.did, owner(1).did());
+            assert_eq!(worker.route, Route::Mesh { device: device(carrier).id().hex() });
         }
     }
 

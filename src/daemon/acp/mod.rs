@@ -3,9 +3,8 @@
 //!
 //! `resident` keeps the daemon's own. `setup` makes an office, `program` makes it a program of its own,
 //! `office` is the task that owns one owner, `transports` the ways to others, `mesh` the one without
-//! relays, `outbox` what leaves,
-//! `audit` the files, `tools` what workers may be granted. What a command does with an office stands
-//! in `worker`, `delegation` and `demo`.
+//! relays, `outbox` what leaves, `audit` the files, `tools` what workers may be granted. What a command
+//! does with an office stands in `worker`, `delegation` and `demo`.
 
 mod audit;
 pub mod delegation;

@@ -156,6 +156,14 @@ impl Node {
         self.request(local, to, request, Purpose::Call { op }, deadline);
     }
 
+    /// The device of the daemon that serves an agent elsewhere, where ours reaches it: it is there as
+    /// long as that daemon, while agents come and go. As the agent's advert says, so unproven.
+    #[must_use]
+    pub fn daemon_of(&self, agent: &DeviceId) -> Option<DeviceId> {
+        let daemon = self.directory.get(agent)?.daemon?;
+        self.route(&self.daemon, &daemon).map(|_| daemon)
+    }
+
     /// Which of our devices speaks to `to`: the daemon's own, which is there as long as the daemon;
     /// beyond this machine only agents have channels, and those that nobody may know of have none.
     fn acp_sender(&self, to: &DeviceId) -> Option<DeviceId> {

@@ -46,7 +46,9 @@ fn daemons_of_one_machine_reach_each_others_agents_with_their_own_devices() {
         assert_eq!((request.from, request.to, &request.ask), (first, agents[1], &ask));
         assert!(request.is_peer, "it is the same user's");
     }
-    // The answer goes to that device.
+    // The answer goes to that device, and what follows may go to the other daemon's.
+    let second = world.device(hosts[1]);
+    assert_eq!(world.node(hosts[0]).daemon_of(&agents[1]), Some(second));
     assert_eq!(asked(&mut world, hosts[1], first, envelope(1)), "ok");
     assert_eq!((world.acp[2].from, world.acp[2].to), (world.device(hosts[1]), first));
     // Its own agents, and one that is gone.
@@ -69,10 +71,16 @@ fn another_machines_agents_are_reached_through_a_channel_once_both_were_let_in()
     world.run(30_000);
     assert_eq!(asked(&mut world, near, b, envelope(100_000)), "ok");
     let (from, is_peer) = (world.acp[0].from, world.acp[0].is_peer);
-    // Agents have channels, daemons have none.
+    // Only agents have channels.
     assert_eq!((from, is_peer), (a, true));
     assert_eq!(asked(&mut world, far, from, envelope(1)), "ok");
     assert_eq!(world.acp[1].from, b);
+    // Daemons have a session of their own, and need no agent.
+    let daemon = world.node(near).daemon_of(&b).unwrap();
+    assert_eq!(daemon, world.device(far));
+    assert_eq!(asked(&mut world, near, daemon, envelope(1)), "ok");
+    let request = &world.acp[2];
+    assert_eq!((request.from, request.to, request.is_peer), (world.device(near), daemon, true));
 }
 
 #[test]
