@@ -164,6 +164,14 @@ fn question(news: AcpNews) -> Option<(String, String)> {
     }
 }
 
+/// The writing end of a FIFO, once a run reads from it. A thread of its own: one that waits in vain
+/// keeps no runtime from ending.
+async fn opened(gate: PathBuf) -> std::fs::File {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || tell.send(std::fs::File::create(gate)));
+    soon(told).await.unwrap().unwrap()
+}
+
 async fn over(daemon: &Daemon, task_id: &str) -> Value {
     let call = TaskStatus { task_id: task_id.into(), wait_ms: Some(MAX_WAIT_MS) };
     ask(daemon, AcpCall::TaskStatus(call)).await.unwrap()
@@ -299,11 +307,11 @@ async fn a_task_survives_the_daemons_death_before_and_after_its_delivery() {
         _ => None,
     })
     .await;
+    let gate = opened(gate).await;
     let home = daemon.kill().await;
     assert_eq!(soon(order).await.unwrap().unwrap_err().code, ApiError::DAEMON_STOPPED);
     // The work is done while nobody is there to take it.
-    let open = tokio::task::spawn_blocking(move || std::fs::write(gate, "go"));
-    soon(open).await.unwrap().unwrap();
+    drop(gate);
 
     let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
     daemon.event("acp_question").await;
@@ -352,9 +360,7 @@ async fn a_task_survives_its_workers_death_and_a_run_does_not() {
     let cmd = format!("/bin/cat {}", gate.display());
     let (mut worker, invite) = place.worker("hasty", &cmd, &["--auto-accept"]).await;
     let (order_, _told) = order(&daemon, work(&invite, true));
-    // Opens when the run does.
-    let open = tokio::task::spawn_blocking(move || std::fs::File::create(gate));
-    let _gate = soon(open).await.unwrap().unwrap();
+    let _gate = opened(gate).await;
     worker.kill().await.unwrap();
     let (_worker, _) = place.worker("hasty", &cmd, &["--auto-accept"]).await;
     let done = soon(order_).await.unwrap().unwrap();
@@ -362,6 +368,47 @@ async fn a_task_survives_its_workers_death_and_a_run_does_not() {
         (&done["status"], &done["failure"]["code"]),
         (&json!("FAILED"), &json!("SANDBOX_FAILED"))
     );
+}
+
+#[tokio::test]
+async fn two_daemons_settle_over_a_relay_though_both_are_killed() {
+    let place = Place::new().await;
+    let requester = place.daemon().await;
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    let config = format!(
+        "acp-relays = [\"{}\"]\nacp-worker = \"command\"\nacp-worker-cmd = \"/bin/cat\"\n\
+         acp-worker-isolation = \"subprocess\"\n",
+        place.relay
+    );
+    std::fs::write(home.path().join("config.toml"), config).unwrap();
+    let worker = Daemon::start_with(home, Ports::free(), &[]).await;
+    let at = |daemon: &Daemon| daemon.home.path().to_str().unwrap().to_owned();
+    let made = said(place.dir.path(), &["--home", &at(&worker), "acp", "invite", "create"]).await;
+    let (order, mut told) = order(&requester, work(made["invite"].as_str().unwrap(), true));
+    let task_id = news(&mut told, |news| match news {
+        AcpNews::Moved { task_id, status, .. } if status == "PROPOSED" => Some(task_id),
+        _ => None,
+    })
+    .await;
+    worker.event("acp_question").await;
+    let (at_worker, at_requester) = (worker.kill().await, requester.kill().await);
+    assert_eq!(soon(order).await.unwrap().unwrap_err().code, ApiError::DAEMON_STOPPED);
+
+    let worker = Daemon::start_with(at_worker, Ports::free(), &[]).await;
+    worker.event("acp_question").await;
+    let list = ["--home", &at(&worker), "acp", "approvals", "list"];
+    let list = said(place.dir.path(), &list).await;
+    let id = list[0]["id"].as_str().unwrap();
+    assert_eq!(list[0]["gate"], "contract_acceptance");
+    said(place.dir.path(), &["--home", &at(&worker), "acp", "approvals", "approve", id]).await;
+    let requester = Daemon::start_with(at_requester, Ports::free(), &[]).await;
+    let done = over(&requester, &task_id).await;
+    assert_eq!(
+        (&done["status"], &done["deliverable"]),
+        (&json!("SETTLED"), &json!({ "a": [1, 2] }))
+    );
+    let done = over(&worker, &task_id).await;
+    assert_eq!((&done["status"], &done["role"]), (&json!("SETTLED"), &json!("worker")));
 }
 
 #[tokio::test]

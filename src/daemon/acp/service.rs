@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::delegation::{self, GroupResult, Standing, Watcher};
@@ -122,10 +123,16 @@ impl Service {
         let never = CancellationToken::new();
         let begun = BegunBy::new(watcher);
         let done = delegation::delegate(&self.office, order, &begun, &never);
-        let standing = match tokio::time::timeout(wait, done).await {
-            Ok(standing) => standing?,
+        tokio::pin!(done);
+        let late = async {
+            tokio::time::sleep(wait).await;
+            // One that is not stored yet would be known to nobody.
+            begun.standing().await
+        };
+        let standing = tokio::select! {
+            standing = &mut done => standing?,
             // It goes on; `task_status` tells.
-            Err(_) => begun.standing().ok_or_else(too_slow)?,
+            standing = late => standing,
         };
         delegated(&self.office, &standing).await
     }
@@ -406,10 +413,6 @@ fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-fn too_slow() -> Error {
-    Error::new(Code::PeerTimeout, "the order was not stored in time; list the tasks to see it")
-}
-
 fn wait(ms: u64) -> Duration {
     Duration::from_millis(ms.min(MAX_WAIT_MS))
 }
@@ -417,22 +420,29 @@ fn wait(ms: u64) -> Duration {
 /// Remembers how far a delegation is, for a caller who stops waiting.
 struct BegunBy<'a> {
     watcher: &'a dyn Watcher,
-    standing: parking_lot::Mutex<Option<Standing>>,
+    standing: watch::Sender<Option<Standing>>,
 }
 
 impl<'a> BegunBy<'a> {
     fn new(watcher: &'a dyn Watcher) -> Self {
-        Self { watcher, standing: parking_lot::Mutex::new(None) }
+        Self { watcher, standing: watch::Sender::new(None) }
     }
 
-    fn standing(&self) -> Option<Standing> {
-        self.standing.lock().clone()
+    /// How far it is, once it has begun.
+    async fn standing(&self) -> Standing {
+        let mut told = self.standing.subscribe();
+        let begun = told.wait_for(Option::is_some).await.ok().and_then(|begun| begun.clone());
+        match begun {
+            Some(standing) => standing,
+            // Its sender lives as long as this.
+            None => std::future::pending().await,
+        }
     }
 }
 
 impl Watcher for BegunBy<'_> {
     fn moved(&self, standing: &Standing) {
-        *self.standing.lock() = Some(standing.clone());
+        self.standing.send_replace(Some(standing.clone()));
         self.watcher.moved(standing);
     }
 
