@@ -259,21 +259,19 @@ fn whoever_is_vouched_for_proposes_until_then() {
     assert_eq!(proposed(1, START + 10), 0);
     assert_eq!(proposed(3, START + 1_000), 0);
     // So many at one time, and a place that has become free is there for the next.
-    let mut pair = Pair::new(Admission::Invited);
-    let start = UnixMillis(START);
-    for _ in 0..MAX_VOUCHED {
-        let did = Secret::draw(&mut pair.entropy).unwrap().did();
-        pair.gateways[1].vouch(did, UnixMillis(START + 5), start);
-    }
-    pair.gateways[1].vouch(person(1).secret().did(), UnixMillis(START + 1_000), start);
-    let sent = pair.sent.clone();
-    pair.settle_down();
-    assert_eq!(pair.gateways[1].tasks().count(), 0);
-    let later = UnixMillis(START + 5);
-    pair.gateways[1].vouch(person(1).secret().did(), UnixMillis(START + 1_000), later);
-    pair.sent = sent;
-    pair.settle_down();
-    assert_eq!(pair.gateways[1].tasks().count(), 1);
+    let in_a_crowd = |at: u64| {
+        let mut pair = Pair::new(Admission::Invited);
+        for _ in 0..MAX_VOUCHED {
+            let did = Secret::draw(&mut pair.entropy).unwrap().did();
+            pair.gateways[1].vouch(did, UnixMillis(START + 5), UnixMillis(START));
+        }
+        let did = person(1).secret().did();
+        pair.gateways[1].vouch(did, UnixMillis(START + 1_000), UnixMillis(at));
+        pair.settle_down();
+        pair.gateways[1].tasks().count()
+    };
+    assert_eq!(in_a_crowd(START + 4), 0);
+    assert_eq!(in_a_crowd(START + 5), 1);
 }
 
 #[test]
