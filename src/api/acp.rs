@@ -168,8 +168,8 @@ impl fmt::Debug for AcpParams {
     }
 }
 
-/// What somebody who waits for a delegation is told meanwhile. `title`, `step` and `message` are
-/// another owner's words.
+/// What somebody who waits for a delegation is told meanwhile. `step` and `message` are another
+/// owner's words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum AcpNews {
@@ -194,10 +194,8 @@ pub enum AcpNews {
         gate: String,
         /// The task.
         task_id: String,
-        /// The other side.
-        peer: String,
-        /// The task's title.
-        title: String,
+        /// What is asked, in a sentence that quotes the other owner's title, escaped.
+        question: String,
         /// Until when the answer counts, an RFC 3339 time.
         expires_at: String,
     },

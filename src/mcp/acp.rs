@@ -158,11 +158,8 @@ struct Question {
 fn question(peer: &Peer<RoleServer>, news: AcpNews) -> Option<Question> {
     // Those of the newest revision, without a handshake, take no requests.
     peer.peer_info()?.capabilities.elicitation.as_ref()?;
-    let AcpNews::Asked { id, gate, task_id, peer: other, title, .. } = news else { return None };
-    let title = escape_untrusted(truncate_chars(&title, MAX_SAID));
-    let text = format!(
-        "The task {task_id}, \"{title}\", with {other} waits for your word on {gate}. Approve it?"
-    );
+    let AcpNews::Asked { id, gate, task_id, question, .. } = news else { return None };
+    let text = format!("{task_id} waits for your word ({gate}): {}", escape_untrusted(&question));
     Some(Question { peer: peer.clone(), id, text })
 }
 

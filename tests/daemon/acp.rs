@@ -476,6 +476,18 @@ async fn models_order_work_hear_of_its_course_and_the_user_is_asked_over_mcp() {
     assert!(progress.iter().all(|m| m["params"]["progressToken"] == "p"));
     assert!(progress.iter().any(|m| m["params"]["message"].as_str().unwrap().contains("VERIFIED")));
 
+    // A no is an answer too.
+    let call = json!({ "name": "acp_delegate_task", "arguments": arguments });
+    let id = session.request("tools/call", call).await;
+    let asked = session.asked("elicitation/create").await;
+    let no = json!({ "action": "decline" });
+    session.send(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": no })).await;
+    let result = &session.answer(id).await["result"]["structuredContent"];
+    assert_eq!(
+        (&result["status"], &result["failure"]["code"]),
+        (&json!("DISPUTED"), &json!("APPROVAL_DENIED"))
+    );
+
     let (text, error) = session.tool("acp_list_tasks", json!({ "state": "SETTLED" })).await;
     assert!(!error && text.contains("give it back"), "{text}");
     let (text, error) = session.tool("acp_cancel_task", json!({ "taskId": "x" })).await;

@@ -20,7 +20,7 @@ use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::json::canonical;
 use crate::acp::multi::MAX_WORKERS;
-use crate::acp::objects::{AuditBundle, Decision, Party, RevocationTarget, State};
+use crate::acp::objects::{AuditBundle, Decision, Gate, Party, RevocationTarget, State, Target};
 use crate::acp::owner::{Given, Order, Owner, Question};
 use crate::acp::value::{Digest, Name, Prose, Read as _, TaskId, UrlText, Word};
 use crate::api::acp::{
@@ -29,6 +29,7 @@ use crate::api::acp::{
     VerifyAuditBundle, Work,
 };
 use crate::api::types::ApiError;
+use crate::codec::text::escape_untrusted;
 use crate::runtime::acp_transport::{CardFilter, TransportError};
 use crate::runtime::clock::unix_now;
 
@@ -41,6 +42,9 @@ const INVITE_LIFE_MS: u64 = 24 * 3_600_000;
 
 /// Cards in one answer.
 const MAX_CARDS: usize = 200;
+
+/// Bytes of a list in one answer: it travels in one line of the local API.
+const MAX_LIST_BYTES: usize = 512 * 1024;
 
 /// An office with its ways to others: what calls are served by.
 #[derive(Clone)]
@@ -236,7 +240,7 @@ impl Service {
                 tasks.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
                 let newest = tasks.iter().take(limit.min(MAX_LIST));
                 let list = newest.map(|(_, task)| Ok(shown(&Standing::of(owner, task)?)));
-                Ok(Value::Array(list.collect::<Result<_>>()?))
+                Ok(Value::Array(within_a_line(list.collect::<Result<_>>()?)))
             })
             .await
     }
@@ -256,8 +260,12 @@ impl Service {
             let page = client.cards(&filter, after.as_deref()).await.map_err(failed)?;
             cards.extend(page.cards);
             if cards.len() >= MAX_CARDS || page.next.is_none() {
+                let more = cards.len() > MAX_CARDS || page.next.is_some();
                 cards.truncate(MAX_CARDS);
-                return Ok(json!({ "relay": relay, "cards": cards }));
+                let all = cards.len();
+                let cards = within_a_line(cards.iter().map(|card| json!(card)).collect());
+                let more = more || cards.len() < all;
+                return Ok(json!({ "relay": relay, "cards": cards, "more": more }));
             }
             after = page.next;
         }
@@ -336,25 +344,55 @@ pub struct Teller<F>(pub F);
 
 impl<F: Fn(AcpNews) + Send + Sync> Watcher for Teller<F> {
     fn moved(&self, standing: &Standing) {
-        let told = standing.progress.as_ref().filter(|_| !standing.is_over());
-        (self.0)(AcpNews::Moved {
-            task_id: standing.task_id.to_string(),
-            status: standing.status().to_owned(),
-            percent: told.and_then(|told| told.percent).map(|percent| percent.get()),
-            step: told.map(|told| told.step.to_string()).unwrap_or_default(),
-            message: told.map(|told| told.message.to_string()).unwrap_or_default(),
-        });
+        (self.0)(moved(standing));
     }
 
     fn asked(&self, question: &Question) {
-        (self.0)(AcpNews::Asked {
-            id: question.id(),
-            gate: question.gate().as_str().to_owned(),
-            task_id: question.task_id.to_string(),
-            peer: question.peer.to_string(),
-            title: question.title.clone(),
-            expires_at: question.expires_at.iso(),
-        });
+        (self.0)(asked(question));
+    }
+}
+
+/// What is told of a task's new entry, or progress.
+#[must_use]
+pub fn moved(standing: &Standing) -> AcpNews {
+    let told = standing.progress.as_ref().filter(|_| !standing.is_over());
+    AcpNews::Moved {
+        task_id: standing.task_id.to_string(),
+        status: standing.status().to_owned(),
+        percent: told.and_then(|told| told.percent).map(|percent| percent.get()),
+        step: told.map(|told| told.step.to_string()).unwrap_or_default(),
+        message: told.map(|told| told.message.to_string()).unwrap_or_default(),
+    }
+}
+
+/// What is told of a question.
+#[must_use]
+pub fn asked(question: &Question) -> AcpNews {
+    AcpNews::Asked {
+        id: question.id(),
+        gate: question.gate().as_str().to_owned(),
+        task_id: question.task_id.to_string(),
+        question: sentence(question),
+        expires_at: question.expires_at.iso(),
+    }
+}
+
+/// What a question asks, in a line. Titles are another owner's words.
+fn sentence(question: &Question) -> String {
+    let title = escape_untrusted(&question.title);
+    let peer = question.peer;
+    match (&question.target, question.gate()) {
+        (Target::BudgetOverrun { metric, from, to, .. }, _) => {
+            format!("raise {metric} of \"{title}\" from {from} to {to}? ({peer})")
+        }
+        (Target::ExternalSend { resource, action, .. }, _) => {
+            format!("let {peer} use {action} on {resource} for \"{title}\"?")
+        }
+        (_, Gate::ContractAcceptance) => format!("accept the task \"{title}\" of {peer}?"),
+        (_, Gate::FinalAcceptance) => {
+            format!("take the result of \"{title}\", which has passed its checks? ({peer})")
+        }
+        (_, gate) => format!("{} for \"{title}\"? ({peer})", gate.as_str()),
     }
 }
 
@@ -419,6 +457,16 @@ pub async fn delegated(office: &Office, standing: &Standing) -> Result<Value> {
     Ok(answer)
 }
 
+/// As many of a list, from its beginning, as fit into one answer.
+fn within_a_line(list: Vec<Value>) -> Vec<Value> {
+    let mut bytes = 0;
+    let fits = |value: &Value| {
+        bytes += value.to_string().len();
+        bytes <= MAX_LIST_BYTES
+    };
+    list.into_iter().take_while(fits).collect()
+}
+
 /// A task in a list.
 fn shown(standing: &Standing) -> Value {
     let failure = standing.failure.as_ref();
@@ -438,11 +486,19 @@ fn shown(standing: &Standing) -> Value {
 /// A task by itself.
 #[must_use]
 pub fn detailed(standing: &Standing) -> Value {
+    let mut task = receipt(standing);
+    if let Some(members) = task.as_object_mut() {
+        members.insert("deliverable".into(), json!(standing.output));
+    }
+    task
+}
+
+/// A task by itself, without its result.
+fn receipt(standing: &Standing) -> Value {
     let mut task = shown(standing);
     if let Some(members) = task.as_object_mut() {
         members.insert("usage".into(), json!(standing.usage));
         members.insert("lastProgress".into(), json!(standing.progress));
-        members.insert("deliverable".into(), json!(standing.output));
         members.insert("confirmed".into(), json!(standing.confirmed));
     }
     task
@@ -462,7 +518,8 @@ fn question(question: &Question) -> Value {
     })
 }
 
-/// What came of work that several were given.
+/// What came of work that several were given. The results of those that were not taken stay with
+/// their tasks: sixteen of them are more than an answer takes.
 #[must_use]
 pub fn group(result: &GroupResult, mode: Combine) -> Value {
     use crate::acp::multi::Outcome;
@@ -488,7 +545,7 @@ pub fn group(result: &GroupResult, mode: Combine) -> Value {
         "failure": failure.map(|(code, message, detail)| {
             json!({ "code": code, "message": message, "detail": detail })
         }),
-        "receipts": result.tasks.iter().map(detailed).collect::<Vec<_>>(),
+        "receipts": result.tasks.iter().map(receipt).collect::<Vec<_>>(),
     })
 }
 

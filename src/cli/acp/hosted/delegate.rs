@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::terminal::{Terminal, say, told};
+use super::terminal::{Terminal, say};
 use super::worker::{audit_plan, serve_at};
 use super::{Place, Surroundings, form, protocol, stop_signals};
 use crate::acp::json::{canonical, parse};
@@ -143,7 +143,8 @@ fn by_daemon(
             work,
         }),
     };
-    let answer = around.ask(call, |news| told(&news, args.progress))?;
+    let terminal = Terminal::of_daemon(around, args.progress);
+    let answer = around.ask(call, |news| terminal.told(news))?;
     conclude(args, place, &answer)
 }
 
@@ -168,9 +169,9 @@ fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<Ex
             Service { office: office.clone(), transports, name: Name::lossy("a requester") };
         serve_at(&dir, service, &stop);
         let terminal = if args.auto_approve {
-            Terminal::silent(key.to_owned(), args.progress)
+            Terminal::silent(key, args.progress)
         } else {
-            Terminal::new(&office, key.to_owned(), args.progress)
+            Terminal::new(&office, key, args.progress)
         };
         let done = delegate(args, work, &office, &terminal, &cancel).await;
         stop.cancel();

@@ -66,7 +66,7 @@ mod tests {
         assert!(result.contains("    {\n      \"text\": \"a\\n# b"), "{result}");
         assert!(!page.contains(['\u{1b}', '\u{202e}']), "{page}");
         assert_eq!(head.lines().filter(|line| line.starts_with('#')).count(), 1, "{head}");
-        for raw in ["[[", "](", "<b", " `"] {
+        for raw in [" [[", "](", " <b", " `"] {
             assert!(!head.contains(raw), "{raw}: {head}");
         }
         assert!(head.contains("- task: task\\_1\n- state: SETTLED, this side is the requester\n"));

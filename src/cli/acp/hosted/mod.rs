@@ -14,6 +14,8 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use serde_json::Value;
+
 use super::{Failure, Hosted, HostedCommand};
 use crate::acp::code::{Code, Error};
 use crate::api::acp::{AcpCall, AcpNews};
@@ -24,11 +26,11 @@ use crate::cli::{exit, output};
 use crate::daemon::acp::program::{self, stop_signals};
 use crate::daemon::acp::{OfficeError, OfficeOptions, StartError, read_key};
 use crate::runtime::acp_transport::Form;
-use serde_json::Value;
 
 use super::args::ReceiveForm;
 
 /// Where things are.
+#[derive(Clone, Debug)]
 pub struct Surroundings {
     /// Where owners have their directories, unless `--state-dir` says otherwise.
     pub state_dir: PathBuf,

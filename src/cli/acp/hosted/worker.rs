@@ -73,9 +73,9 @@ pub(super) fn run(args: &WorkerStartArgs, place: &Place) -> Result<ExitCode, Fai
         say(&format!("{} waits for tasks by {}", office.did(), args.relays.join(", ")));
         tokio::spawn(worker::keep_card_up(office.clone(), transports, introduction, stop.clone()));
         let terminal = if args.auto_accept {
-            Terminal::silent(key.clone(), true)
+            Terminal::silent(key, true)
         } else {
-            Terminal::new(&office, key.clone(), true)
+            Terminal::new(&office, key, true)
         };
         let followed = worker::follow(&office, args.once, Arc::new(terminal), &stop).await;
         let interrupted = stop.is_cancelled();
