@@ -2,8 +2,9 @@
 
 use commsd::acp::audit::{AuditLog, Status, verify};
 use commsd::acp::code::Code;
+use commsd::acp::did::Secret;
 use commsd::acp::envelope::KeyRef;
-use commsd::acp::gateway::{Admission, Gateway, Output, StoreSecret, TaskRecord};
+use commsd::acp::gateway::{Admission, Gateway, MAX_VOUCHED, Output, StoreSecret, TaskRecord};
 use commsd::acp::json::canonical;
 use commsd::acp::log::{Cx, Effect, View, Wish};
 use commsd::acp::objects::*;
@@ -242,6 +243,35 @@ fn strangers_get_no_answer() {
     let mut pair = Pair::new(Admission::Known(vec![person(1).secret().did()]));
     pair.settle_down();
     assert_eq!(pair.view(1).state(), Some(State::Proposed));
+}
+
+#[test]
+fn whoever_is_vouched_for_proposes_until_then() {
+    let proposed = |vouched: u8, until: u64| {
+        let mut pair = Pair::new(Admission::Invited);
+        let did = person(vouched).secret().did();
+        pair.gateways[1].vouch(did, UnixMillis(until), UnixMillis(START));
+        pair.settle_down();
+        pair.gateways[1].tasks().count()
+    };
+    // The proposal arrives ten milliseconds after the start.
+    assert_eq!(proposed(1, START + 11), 1);
+    assert_eq!(proposed(1, START + 10), 0);
+    assert_eq!(proposed(3, START + 1_000), 0);
+    // So many at one time, and a place that has become free is there for the next.
+    let in_a_crowd = |at: u64| {
+        let mut pair = Pair::new(Admission::Invited);
+        for _ in 0..MAX_VOUCHED {
+            let did = Secret::draw(&mut pair.entropy).unwrap().did();
+            pair.gateways[1].vouch(did, UnixMillis(START + 5), UnixMillis(START));
+        }
+        let did = person(1).secret().did();
+        pair.gateways[1].vouch(did, UnixMillis(START + 1_000), UnixMillis(at));
+        pair.settle_down();
+        pair.gateways[1].tasks().count()
+    };
+    assert_eq!(in_a_crowd(START + 4), 0);
+    assert_eq!(in_a_crowd(START + 5), 1);
 }
 
 #[test]

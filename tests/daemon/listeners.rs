@@ -9,7 +9,9 @@ use commsd::api::types::{
 use serde_json::Value;
 use tokio::process::Command;
 
+use crate::acp_mesh::{call, order, works};
 use crate::daemon::{Agent, Daemon, Ports};
+use crate::hub::home_with;
 
 async fn listen(client: &Client, policy: ListenPolicy) -> MeshListener {
     let host = "127.0.0.1".to_owned();
@@ -19,7 +21,12 @@ async fn listen(client: &Client, policy: ListenPolicy) -> MeshListener {
 /// Two daemons, the second one let in by a listener of the first with this policy; both know the
 /// other's agent as far as the policy lets them.
 async fn connected(policy: ListenPolicy) -> (Daemon, Agent, Daemon, Agent) {
-    let one = Daemon::start(Ports::free()).await;
+    connected_to("", policy).await
+}
+
+/// As [`connected`], and this is the configuration of the first.
+async fn connected_to(config: &str, policy: ListenPolicy) -> (Daemon, Agent, Daemon, Agent) {
+    let one = Daemon::start_with(home_with(config), Ports::free(), &[]).await;
     let two = Daemon::start(Ports::free()).await;
     let (mut alice, bob) = (one.agent("alice").await, two.agent("bob").await);
     let listener = listen(&alice.client, policy).await;
@@ -57,9 +64,11 @@ async fn who_may_observe_hears_who_is_here_and_reaches_nobody() {
 
 #[tokio::test]
 async fn a_gateway_lets_only_those_through_whom_the_user_trusts() {
-    let (one, mut alice, _two, mut bob) = connected(ListenPolicy::Gateway).await;
+    let (one, mut alice, two, mut bob) = connected(ListenPolicy::Gateway).await;
     assert_eq!(trace(&bob, &alice).await, Err("timeout".into()));
     assert!(!has_seen(&one, &bob), "{}", one.log.text());
+    let refused = call(&two, order(&one.device().await, 100)).await.unwrap_err();
+    assert!(refused.message.contains("not_permitted"), "{refused:?}");
     let trust = TrustAddParams { id: bob.id.clone(), kind: None };
     alice.client.call(trust).await.unwrap();
     let bob_id = bob.id.clone();
@@ -70,7 +79,7 @@ async fn a_gateway_lets_only_those_through_whom_the_user_trusts() {
 
 #[tokio::test]
 async fn rooms_only_is_rooms_and_nothing_that_is_shared_beside_them() {
-    let (one, mut alice, _two, mut bob) = connected(ListenPolicy::RoomsOnly).await;
+    let (one, mut alice, two, mut bob) = connected(ListenPolicy::RoomsOnly).await;
     bob.befriend(&mut alice).await;
     let vault = one.home.path().join("vault");
     std::fs::create_dir(&vault).unwrap();
@@ -98,6 +107,17 @@ async fn rooms_only_is_rooms_and_nothing_that_is_shared_beside_them() {
     let refused = bob.client.call(request).await.unwrap_err();
     assert!(refused.message.contains("not_permitted"), "{refused:?}");
     assert!(alice.pending(PendingKind::Capability).await.is_empty());
+    let refused = call(&two, order(&alice.id, 100)).await.unwrap_err();
+    assert!(refused.message.contains("not_permitted"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_machine_that_was_let_in_may_order_work() {
+    let config = works("cat", "\"peers\"");
+    let (one, _alice, two, _bob) = connected_to(&config, ListenPolicy::Full).await;
+    one.event("acp_office_opened").await;
+    let done = call(&two, order("alice", 15_000)).await.unwrap();
+    assert_eq!(done["status"], "SETTLED", "{done}\n{}\n{}", one.log.text(), two.log.text());
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::super::records::Now;
-use super::super::session::{Session, SessionId};
+use super::super::session::SessionId;
 use super::super::wire::capability::ACP_CALL;
 use super::super::wire::scope::{KIND_ACP, Scope};
 use super::requests::error;
@@ -126,10 +126,11 @@ impl Node {
         // Without a session it is a device of this daemon.
         let Some(session) = session else { return true };
         let carrier = self.carrier_of(session);
-        let of_let_in = |session: &Session<Purpose>| {
-            session.is_same_user() || self.approved_remotes.contains(&session.remote)
-        };
-        self.is_trusted(device) || self.sessions.get(&carrier).is_some_and(of_let_in)
+        self.is_trusted(device)
+            || self.sessions.get(&carrier).is_some_and(|session| {
+                let is_approved = self.approved_remotes.contains(&session.remote);
+                session.is_same_user() || is_approved && !self.needs_trust(carrier)
+            })
     }
 
     /// Asks something of a device.

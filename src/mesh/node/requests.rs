@@ -83,7 +83,12 @@ impl Node {
     fn permits(&self, session: SessionId, request: &OutRequest) -> bool {
         let inner = request.params.get("verb").and_then(Value::as_text).unwrap_or_default();
         match self.policy_of(session) {
-            Policy::Full | Policy::Gateway => true,
+            Policy::Full => true,
+            // The sessions of daemons themselves are not told from those of whom they bring.
+            Policy::Gateway => {
+                let remote = self.sessions.get(&session).map(|session| session.remote);
+                !acp::is_acp(request) || remote.is_some_and(|remote| self.is_trusted(&remote))
+            }
             Policy::RoomsOnly => !services::is_service(request) && !acp::is_acp(request),
             Policy::Observe => {
                 request.verb != FRAME_VERB && matches!(inner, "path.trace" | "topology.get")
