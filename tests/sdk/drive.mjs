@@ -75,7 +75,9 @@ try {
   const bob = await Agent.start("mcp");
   agents.push(bob);
   const { tools } = await ann.client.listTools();
-  if (tools.map((tool) => tool.name).join() !== "agent_comms,wait_for_messages,echoes_vault") {
+  const names = tools.map((tool) => tool.name);
+  const own = names.filter((name) => !name.startsWith("acp_"));
+  if (own.join() !== "agent_comms,wait_for_messages,echoes_vault" || names.length !== own.length + 9) {
     throw new Error(JSON.stringify(tools));
   }
   await ann.action({ action: "register", name: "ann" });

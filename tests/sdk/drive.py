@@ -64,7 +64,9 @@ async def main() -> None:
                 await first.initialize()
                 await second.initialize()
                 tools = [tool.name for tool in (await first.list_tools()).tools]
-                assert tools == ["agent_comms", "wait_for_messages", "echoes_vault"], tools
+                own = [name for name in tools if not name.startswith("acp_")]
+                assert own == ["agent_comms", "wait_for_messages", "echoes_vault"], tools
+                assert len(tools) == len(own) + 9, tools
                 ann, bob = Agent(first), Agent(second)
                 await ann.action(action="register", name="ann")
                 await bob.action(action="register", name="bob")
