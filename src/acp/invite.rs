@@ -140,6 +140,12 @@ impl InviteBook {
         self.issued.entry(invite.invite_id.clone()).or_insert((invite, 0));
     }
 
+    /// Whether an invite was issued here.
+    #[must_use]
+    pub fn knows(&self, id: &InviteId) -> bool {
+        self.issued.contains_key(id)
+    }
+
     /// Takes a use back from the store.
     pub fn restore(&mut self, used: &InviteUsed) {
         if let Some((_, uses)) = self.issued.get_mut(&used.invite_id) {

@@ -18,6 +18,7 @@ pub mod log;
 pub mod multi;
 pub mod objects;
 pub mod owner;
+pub mod price;
 pub mod quota;
 pub mod relay;
 pub mod revocation;

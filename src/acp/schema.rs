@@ -10,6 +10,7 @@ use super::binding::DeviceBinding;
 use super::code::{Code, Error, Result};
 use super::json::canonical;
 use super::objects;
+use super::price::Priced;
 use super::sign::kebab;
 use super::value::Typed;
 
@@ -25,19 +26,28 @@ const MAX_NODES: usize = 10_000;
 /// References in one schema: each may make the rest be looked at again.
 const MAX_REFERENCES: usize = 200;
 
+/// Steps up to which it is also said where a value does not fit: finding that out keeps every place
+/// that was tried.
+const MAX_TOLD_STEPS: u64 = 100_000;
+
 /// A compiled schema of a stranger.
 #[derive(Debug)]
-pub struct UserSchema(Validator);
+pub struct UserSchema {
+    validator: Validator,
+    priced: Priced,
+}
 
 fn invalid(message: &str) -> Error {
     Error::new(Code::SchemaInvalid, message)
 }
 
 /// Counts nodes and references, and refuses references that leave the document.
-fn walk(value: &Value, nodes: &mut usize, references: &mut usize) -> Result<()> {
+fn walk(value: &Value, root: bool, nodes: &mut usize, references: &mut usize) -> Result<()> {
     *nodes += 1;
     match value {
-        Value::Array(items) => items.iter().try_for_each(|item| walk(item, nodes, references)),
+        Value::Array(items) => {
+            items.iter().try_for_each(|item| walk(item, false, nodes, references))
+        }
         Value::Object(members) => members.iter().try_for_each(|(name, value)| {
             if let ("$ref" | "$dynamicRef", Value::String(target)) = (name.as_str(), value) {
                 *references += 1;
@@ -45,7 +55,11 @@ fn walk(value: &Value, nodes: &mut usize, references: &mut usize) -> Result<()> 
                     return Err(invalid("a reference to another document"));
                 }
             }
-            walk(value, nodes, references)
+            // A document within the document would have references of its own.
+            if (name.as_str(), value.is_string(), root) == ("$id", true, false) {
+                return Err(invalid("$id below the beginning"));
+            }
+            walk(value, false, nodes, references)
         }),
         _ => Ok(()),
     }
@@ -67,7 +81,7 @@ impl UserSchema {
             return Err(invalid("not of Draft 2020-12"));
         }
         let (mut nodes, mut references) = (0, 0);
-        walk(schema, &mut nodes, &mut references)?;
+        walk(schema, true, &mut nodes, &mut references)?;
         if nodes > MAX_NODES || references > MAX_REFERENCES {
             return Err(invalid("more than 10,000 nodes or 200 references"));
         }
@@ -76,16 +90,25 @@ impl UserSchema {
             .with_draft(Draft::Draft202012)
             .with_pattern_options(patterns)
             .build(schema)
-            .map(Self)
+            .map(|validator| Self { validator, priced: Priced::new(schema) })
             .map_err(|_| invalid("not a usable JSON Schema"))
     }
 
     /// Whether `value` fits; where it does not.
     ///
     /// # Errors
-    /// `SCHEMA_MISMATCH` at the first place that does not fit, without the value.
+    /// `SCHEMA_MISMATCH` at the first place that does not fit, without the value; `SCHEMA_INVALID`
+    /// when finding out would take too many steps.
     pub fn check(&self, value: &Value) -> Result<()> {
-        match self.0.validate(value) {
+        let too_dear = |_| invalid("it takes too many steps for this value");
+        let steps = self.priced.of(value).map_err(too_dear)?;
+        if self.validator.is_valid(value) {
+            return Ok(());
+        }
+        if steps > MAX_TOLD_STEPS {
+            return Err(Error::new(Code::SchemaMismatch, "it does not fit"));
+        }
+        match self.validator.validate(value) {
             Ok(()) => Ok(()),
             Err(error) => {
                 let (at, rule) = (error.instance_path(), error.schema_path());

@@ -196,8 +196,15 @@ pub enum AcpNews {
         task_id: String,
         /// What is asked, in a sentence that quotes the other owner's title, escaped.
         question: String,
+        /// What is to be known for an answer, a line each: another owner's words, not escaped.
+        about: Vec<String>,
         /// Until when the answer counts, an RFC 3339 time.
         expires_at: String,
+    },
+    /// Nobody has answered a proposal for a while.
+    Quiet {
+        /// The task.
+        task_id: String,
     },
 }
 

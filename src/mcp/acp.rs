@@ -134,6 +134,7 @@ impl Telling {
                 let percent = percent.map(|percent| format!(" {percent}%")).unwrap_or_default();
                 format!("{task_id} {status}{percent} {step} {message}")
             }
+            AcpNews::Quiet { task_id } => format!("{task_id} has no answer yet"),
             AcpNews::Asked { task_id, gate, .. } => {
                 format!("{task_id} waits for its owner's word on {gate}")
             }
@@ -158,8 +159,12 @@ struct Question {
 fn question(peer: &Peer<RoleServer>, news: AcpNews) -> Option<Question> {
     // Those of the newest revision, without a handshake, take no requests.
     peer.peer_info()?.capabilities.elicitation.as_ref()?;
-    let AcpNews::Asked { id, gate, task_id, question, .. } = news else { return None };
-    let text = format!("{task_id} waits for your word ({gate}): {}", escape_untrusted(&question));
+    let AcpNews::Asked { id, gate, task_id, question, about, .. } = news else { return None };
+    let mut text =
+        format!("{task_id} waits for your word ({gate}): {}", escape_untrusted(&question));
+    for line in &about {
+        text += &format!("\n│ {}", escape_untrusted(line));
+    }
     Some(Question { peer: peer.clone(), id, text })
 }
 

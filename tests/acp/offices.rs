@@ -152,11 +152,46 @@ async fn two_programs_cannot_be_one_owner_and_a_strange_audit_file_is_left_alone
     assert_eq!(second.code(), "store_locked");
     first.close().await;
     let path = dir.path().join("alice.jsonl");
-    for strange in ["", "hello\n", "{\"kind\":\"header\"}\n"] {
+    for strange in ["x", "hello\n", "{\"kind\":\"header\"}\n"] {
         std::fs::write(&path, strange).unwrap();
         let error = Open::new(alice(dir.path(), &local)).await.err().unwrap();
         assert_eq!(error.code(), "acp_audit_file");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), strange);
+    }
+    // What a crash has left before the first line is no log.
+    for left in ["", "{\"format\":\"acp-aud"] {
+        std::fs::write(&path, left).unwrap();
+        Open::new(alice(dir.path(), &local)).await.unwrap().close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_of_all_tasks_are_completed_at_the_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::default();
+    let bob = || bob(dir.path(), &local, "cat");
+    let working = Open::new(bob()).await.unwrap();
+    let ordering = Open::new(alice(dir.path(), &local)).await.unwrap();
+    let never = CancellationToken::new();
+    for n in 0..3 {
+        let done =
+            delegation::delegate(&ordering.office, order(2, json!({ "n": n })), &Silent, &never);
+        assert_eq!(patiently(done).await.unwrap().status(), "SETTLED");
+    }
+    ordering.close().await;
+    working.close().await;
+    let logs = || {
+        let files = std::fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.path());
+        files.filter(|path| path.to_string_lossy().contains("/bob")).collect::<Vec<PathBuf>>()
+    };
+    assert_eq!(logs().len(), 3);
+    for (n, path) in logs().iter().enumerate() {
+        let bytes = std::fs::read(path).unwrap();
+        std::fs::write(path, &bytes[..bytes.len() / (n + 2)]).unwrap();
+    }
+    Open::new(bob()).await.unwrap().close().await;
+    for path in logs() {
+        assert_eq!(audited(&path), Status::Valid, "{}", path.display());
     }
 }
 

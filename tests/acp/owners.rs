@@ -493,6 +493,59 @@ fn invites_admit_are_counted_and_can_be_taken_back() {
     assert_eq!(notice["code"], "INVITE_REVOKED");
 }
 
+#[test]
+fn a_schema_that_asks_for_more_steps_than_there_is_time_is_refused() {
+    let mut defs = serde_json::Map::new();
+    for n in 0..40 {
+        let next = json!({ "$ref": format!("#/$defs/d{}", n + 1) });
+        defs.insert(format!("d{n}"), json!({ "allOf": [next, next] }));
+    }
+    defs.insert("d40".into(), json!({ "type": "object" }));
+    let doubling = json!({ "$defs": defs, "$ref": "#/$defs/d0" });
+    let list = json!({ "type": "array", "items": { "$ref": "#/$defs/n" } });
+    let growing = json!({ "$defs": { "n": { "anyOf": [list, list, list, list, list] } },
+        "$ref": "#/$defs/n" });
+    let deep = (0..9).fold(json!(1), |inner, _| json!([inner]));
+    // The same rule refuses to order such work and to take it.
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    for (schema, input) in [(doubling, json!({ "x": 1 })), (growing, deep)] {
+        let now = UnixMillis(town.now);
+        let Town { sides, entropy, .. } = &mut town;
+        let alice = &mut sides.get_mut(&did(1)).unwrap().owner;
+        let order =
+            Order { input: input.clone(), input_schema: SchemaText(schema.clone()), ..order(2) };
+        assert_eq!(alice.order(order, now, entropy).unwrap_err().code(), Code::InputInvalid);
+    }
+}
+
+#[test]
+fn what_was_accepted_runs_after_a_crash_although_its_invite_is_used_up() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let invite = town.with(2, |owner, now, entropy| {
+        let terms = commsd::acp::owner::InviteTerms {
+            name: Name::parse("Bob").unwrap(),
+            relay_urls: vec![UrlText::parse("http://127.0.0.1:8787").unwrap()],
+            encryption_key: None,
+            skills: Vec::new(),
+            max_uses: 3,
+            life_ms: 3_600_000,
+        };
+        owner.invite(terms, now, entropy).unwrap()
+    });
+    // Two places, three tasks: the third waits for one.
+    let by = || Order { invite: Some(invite.invite_id.clone()), ..order(2) };
+    let tasks: Vec<Digest> = (0..3).map(|_| town.order(1, by())).collect();
+    town.settle_down(&mut |_, _| None);
+    let accepted: Vec<&Digest> =
+        tasks.iter().filter(|task| town.state(2, task) == State::Accepted).collect();
+    let [waiting] = accepted[..] else { panic!("{accepted:?}") };
+    let waiting = *waiting;
+    town.restart(2);
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &waiting), State::Settled);
+    assert_eq!(tasks.iter().filter(|task| town.state(1, task) == State::Failed).count(), 2);
+}
+
 /// A task whose work has begun and goes on.
 fn working(town: &mut Town, change: impl FnOnce(&mut Order)) -> (Digest, Job) {
     let mut wanted = order(2);

@@ -353,6 +353,33 @@ fn a_worker_that_is_killed_leaves_no_run_and_its_task_fails() {
 }
 
 #[test]
+fn a_worker_that_cannot_store_ends_and_says_why() {
+    let place = Place::new();
+    let (_relay, url) = place.relay("0");
+    let more = ["--adapter", "command", "--cmd", "cat", "--auto-accept"];
+    let mut worker = place.worker(&url, &more);
+    let mut dirs = vec![place.path("home")];
+    while let Some(dir) = dirs.pop() {
+        for path in fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()) {
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.ends_with("owner.redb") {
+                fs::rename(&path, path.with_extension("away")).unwrap();
+            }
+        }
+    }
+    let key = place.text("alice.json");
+    let invite = worker.line.clone();
+    let args = place.delegate(&key, &invite);
+    let mut child = place.command(&args);
+    let child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let _delegate = Program { child, line: String::new() };
+    assert_eq!(worker.ended(), Some(1));
+    let errors = fs::read_to_string(place.path("worker.err")).unwrap();
+    assert!(errors.contains("store_gone"), "{errors}");
+}
+
+#[test]
 fn a_relay_that_is_killed_and_comes_back_loses_nothing() {
     let place = Place::new();
     let (mut relay, url) = place.relay("0");

@@ -5,12 +5,13 @@ use super::{Action, Owner, OwnerRecord, Turn};
 use crate::acp::approval::{self, ASK_TIMEOUT_MS, Attempt};
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
-use crate::acp::log::View;
+use crate::acp::log::{TaskLog, View};
 use crate::acp::objects::{
     ApprovalPolicy, ApprovalReceipt, Decision, Gate, GatePolicies, GatePolicy, Target,
 };
 use crate::acp::steps;
 use crate::acp::value::{Digest, TaskId, Time};
+use crate::codec::text::truncate_chars;
 use crate::codec::time::UnixMillis;
 
 /// Digits of a target's digest that name a question: enough that no two of an owner's questions
@@ -31,6 +32,8 @@ pub struct Question {
     pub peer: Did,
     /// The other side's title of the work: untrusted text.
     pub title: String,
+    /// What is to be known for an answer, a line each: untrusted text, within bounds.
+    pub about: Vec<String>,
     /// The exact action.
     pub target: Target,
     /// Digest of the target: what the receipt will carry.
@@ -75,6 +78,36 @@ pub(super) enum Answer {
     No(Box<ApprovalReceipt>),
     /// The owner is asked.
     Wait,
+}
+
+/// Characters of a text that is shown with a question; the task shows it whole.
+const MAX_SHOWN: usize = 600;
+
+/// What the owner has to know for an answer.
+fn about(log: &TaskLog, target: &Target) -> Vec<String> {
+    let cut = |text: &str| truncate_chars(text, MAX_SHOWN).to_owned();
+    let view = log.view();
+    let Some(contract) = view.contract() else { return Vec::new() };
+    let manifest = &contract.manifest;
+    match target {
+        Target::ContractAcceptance { .. } => {
+            let input = log.entries().first().and_then(|entry| log.object(entry.payload.get(1)?));
+            let input = input.map(ToString::to_string).unwrap_or_default();
+            let mut lines: Vec<String> = manifest.description.lines().map(cut).take(8).collect();
+            lines.push(format!("input ({} bytes): {}", input.len(), cut(&input)));
+            lines.push(format!(
+                "until {}, isolation {}",
+                manifest.deadline_at,
+                manifest.sandbox_policy.isolation.as_str()
+            ));
+            lines
+        }
+        Target::FinalAcceptance { .. } => {
+            let output = view.deliverable().map(|kept| kept.object.output.to_string());
+            output.iter().map(|output| format!("result: {}", cut(output))).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// A policy that asks at every gate but those in `auto`.
@@ -179,7 +212,9 @@ impl Owner {
         digest: Digest,
         turn: &mut Turn<'_>,
     ) -> Result<Option<Given>> {
-        let peer = self.gateway.task(&task).map(crate::acp::log::TaskLog::peer);
+        let log = self.gateway.task(&task);
+        let peer = log.map(TaskLog::peer);
+        let about = log.map(|log| about(log, target)).unwrap_or_default();
         let file = self.files.entry(task).or_default();
         if let Some(given) = file.answers.remove(&digest) {
             file.questions.remove(&digest);
@@ -201,13 +236,14 @@ impl Owner {
             task_id: view.task_id().clone(),
             peer: peer.ok_or_else(super::unknown)?,
             title,
+            about,
             target: target.clone(),
             digest,
             asked_at: turn.now,
             expires_at: turn.now.plus(ASK_TIMEOUT_MS),
         };
         file.questions.insert(digest, question.clone());
-        turn.out.actions.push(Action::Ask(question));
+        turn.out.actions.push(Action::Ask(Box::new(question)));
         Ok(None)
     }
 }

@@ -175,7 +175,7 @@ pub enum Action {
         held: bool,
     },
     /// Ask the owner; [`Owner::answer`] takes the answer.
-    Ask(Question),
+    Ask(Box<Question>),
     /// Run a tool; [`Owner::tool_done`] takes the result.
     CallTool {
         /// Key of the task.

@@ -43,10 +43,17 @@ pub fn choose_level(
         return Ok(level);
     }
     let fallback = policy.allow_subprocess_fallback || !required;
-    levels()
-        .min()
-        .filter(|level| fallback && level.is_at_least(Isolation::Subprocess))
-        .ok_or_else(|| Error::new(Code::IsolationUnavailable, "this level is not to be had here"))
+    levels().min().filter(|level| fallback && level.is_at_least(Isolation::Subprocess)).ok_or_else(
+        || {
+            let has: Vec<&str> = levels().map(Isolation::as_str).collect();
+            let text = format!(
+                "the order asks for isolation {}, and this worker has {}",
+                policy.isolation.as_str(),
+                if has.is_empty() { "none that it may use for it".into() } else { has.join(", ") },
+            );
+            Error::new(Code::IsolationUnavailable, text)
+        },
+    )
 }
 
 fn no_usage() -> Usage {
@@ -135,14 +142,19 @@ impl Owner {
         if let Some(invite) = &contract.invite_id {
             self.gateway.invites.may_use(invite, &self.gateway.revocations, now)?;
         }
+        verify::check_manifest(&contract.manifest)?;
         let manifest = &contract.manifest;
-        verify::check_manifest(manifest)?;
         let proposal = log.entries().first().and_then(|entry| entry.payload.get(1));
         let input = proposal.and_then(|digest| log.object(digest)).ok_or_else(super::unknown)?;
         verify::check_input(manifest, input)?;
+        self.level_for(contract)
+    }
+
+    fn level_for(&self, contract: &TaskContract) -> Result<Isolation> {
         let profile = self.profile.as_ref();
         let profile =
             profile.ok_or_else(|| Error::new(Code::WorkerBusy, "no work is taken here"))?;
+        let manifest = &contract.manifest;
         let (policy, required) = (&manifest.sandbox_policy, manifest.require_execution_attestation);
         choose_level(profile, policy, required)
     }
@@ -262,8 +274,14 @@ impl Owner {
         let input = input.ok_or_else(super::unknown)?;
         let level = match self.files.get(&task).and_then(|file| file.level) {
             Some(level) => level,
-            // Chosen before a restart: what is there now decides.
-            None => self.judge(log, contract, turn.now)?,
+            // Chosen before a restart: what is there now decides. That it was taken stands.
+            None => match self.level_for(contract) {
+                Ok(level) => level,
+                Err(error) => {
+                    let why = (error.code(), error.message());
+                    return self.give_up(task, view, why, None, turn);
+                }
+            },
         };
         let left = manifest.deadline_at.millis().0.saturating_sub(turn.now.0);
         let limit = |value: Option<crate::acp::value::Count>, default: u64| {

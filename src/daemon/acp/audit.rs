@@ -87,23 +87,31 @@ impl AuditFiles {
         let checkpoints_path = state.join(CHECKPOINTS);
         let checkpoints = append_to(&checkpoints_path, false).map_err(failed(&checkpoints_path))?;
         let mut files = Self { plan, key, checkpoints, checkpoints_path, open: BTreeMap::new() };
-        if let Some(path) = files.plan.file.clone()
-            && path.try_exists().map_err(failed(&path))?
-        {
-            files.take_up(&path, owner)?;
+        let Some(base) = files.plan.file.clone() else { return Ok(files) };
+        if base.try_exists().map_err(failed(&base))? {
+            let task = whose(&base)?;
+            let task = task.filter(|task| owner.task(task).is_some());
+            match task {
+                Some(task) => files.take_up(&base, task, owner)?,
+                // A crash came between making it and its first line.
+                None if is_unbegun(&base)? => {}
+                None => return Err(refused(&base, STRANGE)),
+            }
+        }
+        for (task, log) in owner.gateway().tasks() {
+            let path = beside(&base, log);
+            if !files.open.contains_key(task) && path.try_exists().map_err(failed(&path))? {
+                files.take_up(&path, *task, owner)?;
+            }
         }
         Ok(files)
     }
 
-    fn take_up(&mut self, path: &Path, owner: &Owner) -> Result<(), OfficeError> {
-        let strange = || refused(path, "it is there already, and is no log of this owner's");
-        let mut bytes = Vec::new();
-        let file = OpenOptions::new().read(true).append(true).open(path).map_err(failed(path))?;
-        let most = MAX_AUDIT_FILE as u64 + 1;
-        (&file).take(most).read_to_end(&mut bytes).map_err(failed(path))?;
-        let task = read_header(&bytes).and_then(|genesis| genesis.digest());
-        let task = task.map_err(|_| strange())?;
-        let log = owner.task(&task).ok_or_else(strange)?;
+    /// Goes on with a file, brought up to the log of its task.
+    fn take_up(&mut self, path: &Path, task: Digest, owner: &Owner) -> Result<(), OfficeError> {
+        let log = owner.task(&task).ok_or_else(|| refused(path, STRANGE))?;
+        let bytes = read_whole(path)?;
+        let file = OpenOptions::new().append(true).open(path).map_err(failed(path))?;
         let completion = complete(&bytes, log, self.plan.redact)
             .map_err(|error| refused(path, &error.to_string()))?;
         file.set_len(completion.keep as u64).map_err(failed(path))?;
@@ -111,11 +119,13 @@ impl AuditFiles {
             (&file).write_all(&line).map_err(failed(path))?;
         }
         file.sync_all().map_err(failed(path))?;
-        let lines = JsonlWriter::after(log, self.plan.redact);
-        let mut writer =
-            Writer { file, path: path.to_owned(), lines, entries: 0, alone: BTreeSet::new() };
-        writer.entries = log.entries().len();
-        writer.alone = alone(log, 0);
+        let writer = Writer {
+            file,
+            path: path.to_owned(),
+            lines: JsonlWriter::after(log, self.plan.redact),
+            entries: log.entries().len(),
+            alone: alone(log, 0),
+        };
         self.open.insert(task, writer);
         Ok(())
     }
@@ -140,7 +150,10 @@ impl AuditFiles {
         let mut lines = Vec::new();
         if !self.open.contains_key(task) {
             let path = if self.open.is_empty() { base } else { beside(&base, log) };
-            let file = append_to(&path, true).map_err(failed(&path))?;
+            // One that a crash has left without a line is begun again.
+            let left = path.try_exists().map_err(failed(&path))? && is_unbegun(&path)?;
+            let file = append_to(&path, !left).map_err(failed(&path))?;
+            file.set_len(0).map_err(failed(&path))?;
             let writer = JsonlWriter::new(self.plan.redact);
             lines.push(writer.header(log.view().genesis())?);
             let writer = Writer { file, path, lines: writer, entries: 0, alone: BTreeSet::new() };
@@ -187,6 +200,27 @@ impl AuditFiles {
         }
         Ok(())
     }
+}
+
+const STRANGE: &str = "it is there already, and is no log of this owner's";
+
+fn read_whole(path: &Path) -> Result<Vec<u8>, OfficeError> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(failed(path))?;
+    file.take(MAX_AUDIT_FILE as u64 + 1).read_to_end(&mut bytes).map_err(failed(path))?;
+    Ok(bytes)
+}
+
+/// The task that the header of a file names.
+fn whose(path: &Path) -> Result<Option<Digest>, OfficeError> {
+    let bytes = read_whole(path)?;
+    Ok(read_header(&bytes).and_then(|genesis| genesis.digest()).ok())
+}
+
+/// Whether a file holds nothing, or the beginning of a header that a crash has cut.
+fn is_unbegun(path: &Path) -> Result<bool, OfficeError> {
+    let bytes = read_whole(path)?;
+    Ok(bytes.is_empty() || (bytes.starts_with(b"{\"format\"") && !bytes.contains(&b'\n')))
 }
 
 /// Entries from `from` on that stand with one signature.

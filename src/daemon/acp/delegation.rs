@@ -13,13 +13,16 @@ use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::log::TaskLog;
 use crate::acp::multi::{MAX_WORKERS, Multi, Outcome as GroupOutcome};
-use crate::acp::objects::{Party, ProgressUpdate, State};
+use crate::acp::objects::{Event, Party, ProgressUpdate, State};
 use crate::acp::owner::{Group, Noted, Order, Outcome, Owner, Question};
 use crate::acp::value::{Digest, TaskId};
 use crate::runtime::clock::unix_now;
 
 /// How long a cancelled task may take to end before it is left to the next start.
 const CANCEL_TIME: Duration = Duration::from_secs(20);
+
+/// How long it is waited for the answer to an offer's withdrawal where there was none to the offer.
+const UNANSWERED: Duration = Duration::from_secs(2);
 
 /// How long the other tasks of a group may take to end once it is decided.
 const GROUP_END: Duration = Duration::from_secs(15);
@@ -44,6 +47,10 @@ pub struct Standing {
     pub state: Option<State>,
     /// Whether nothing follows, and both sides know.
     pub confirmed: bool,
+    /// What happened last.
+    pub last: Option<Event>,
+    /// What was ordered: the members of the manifest that say so, and the input.
+    pub order: Value,
     /// The newest progress.
     pub progress: Option<ProgressUpdate>,
     /// The result, once it was delivered.
@@ -84,6 +91,8 @@ impl Standing {
             title: owner.title(task).unwrap_or_default(),
             state: view.state(),
             confirmed: view.is_sealed() && log.is_confirmed(),
+            last: log.entries().last().map(|committed| committed.entry.event),
+            order: order_of(log),
             progress: view.last_progress().cloned(),
             output: view.deliverable().map(|kept| kept.object.output.clone()),
             failure: failure(log),
@@ -105,6 +114,32 @@ impl Standing {
     pub fn is_over(&self) -> bool {
         self.state.is_some_and(crate::acp::log::rules::is_terminal)
     }
+}
+
+/// What was ordered, as far as the log holds it: an offer that was not answered yet is there as well.
+fn order_of(log: &TaskLog) -> Value {
+    let object = |place| {
+        let payload = log.entries().first().map(|entry| &entry.payload);
+        payload.and_then(|payload| log.object(payload.get(place)?))
+    };
+    let manifest = object(0).and_then(|contract| contract.get("manifest"));
+    let Some(manifest) = manifest.and_then(Value::as_object) else { return Value::Null };
+    let shown = [
+        "title",
+        "description",
+        "deadlineAt",
+        "inputSchema",
+        "outputSchema",
+        "budget",
+        "sandboxPolicy",
+        "verification",
+        "maxRevisions",
+    ];
+    let members = shown
+        .iter()
+        .filter_map(|name| manifest.get(*name).map(|value| ((*name).to_owned(), value.clone())));
+    let input = object(1).map(|input| ("input".to_owned(), input.clone()));
+    Value::Object(members.chain(input).collect())
 }
 
 /// Why a task ended badly, by the objects of its log.
@@ -150,7 +185,12 @@ pub trait Watcher: Send + Sync {
     /// The owner is asked. The answer goes to [`Office::act`] with [`Owner::answer`], by whichever
     /// way the owner has; here a question is only shown.
     fn asked(&self, question: &Question);
+    /// Nobody has answered the proposal for a while: told once.
+    fn quiet(&self, _: &Standing) {}
 }
+
+/// How long a worker that is there takes to answer, as far as anybody can tell.
+const QUIET: Duration = Duration::from_secs(10);
 
 /// Orders one task and waits until it is over, cancelled by `cancel`, or until its proposal cannot be
 /// handed over.
@@ -175,6 +215,7 @@ pub async fn delegate(
     let tasks = [task];
     let mut unreachable = None;
     let mut shown = None;
+    let mut quiet_at = Some(tokio::time::Instant::now() + QUIET);
     loop {
         let standing = office.look(move |owner| Standing::of(owner, &task)).await?;
         if shown != Some(standing.entries) {
@@ -184,6 +225,11 @@ pub async fn delegate(
         if standing.is_over() {
             office.flushed().await;
             return Ok(standing);
+        }
+        if standing.state.is_none() && quiet_at.is_some_and(|at| at <= tokio::time::Instant::now())
+        {
+            quiet_at = None;
+            watcher.quiet(&standing);
         }
         if standing.state.is_none()
             && let Some(error) = unreachable.take()
@@ -233,16 +279,22 @@ impl<'a> Cancelling<'a> {
             return true;
         }
         self.wish.cancelled().await;
-        self.given_up_at = Some(tokio::time::Instant::now() + CANCEL_TIME);
+        let mut wait = Duration::ZERO;
         for &task in tasks {
             let asked = office.act(move |owner, now, entropy| {
-                owner.cancel(&task, "cancelled by its owner", now, entropy).map(|out| ((), out))
+                let answered = owner.task(&task).is_some_and(|log| log.view().state().is_some());
+                owner
+                    .cancel(&task, "cancelled by its owner", now, entropy)
+                    .map(|out| (answered, out))
             });
-            // One that is past the point goes on to its end.
-            if let Err(error) = asked.await {
-                super::complain(&error.into());
+            match asked.await {
+                // Whoever has not answered the offer will not answer that it is taken back.
+                Ok(answered) => wait = wait.max(if answered { CANCEL_TIME } else { UNANSWERED }),
+                // One that is past the point goes on to its end.
+                Err(error) => super::complain(&error.into()),
             }
         }
+        self.given_up_at = Some(tokio::time::Instant::now() + wait);
         false
     }
 }

@@ -466,7 +466,7 @@ impl Desk {
                         .with("gate", question.gate().as_str())
                         .with("task", question.task_id.as_str()),
                 );
-                let _ = self.office.told.send(Told::Question(question));
+                let _ = self.office.told.send(Told::Question(*question));
             }
             Action::CallTool { task, call } => {
                 let (tools, inputs) = (Arc::clone(&self.tools), self.office.inputs.clone());

@@ -21,9 +21,11 @@ use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::json::canonical;
 use crate::acp::multi::MAX_WORKERS;
-use crate::acp::objects::{AuditBundle, Decision, Gate, Party, RevocationTarget, State, Target};
+use crate::acp::objects::{
+    AuditBundle, Decision, Event, Gate, Party, RevocationTarget, State, Target,
+};
 use crate::acp::owner::{Given, Order, Owner, Question};
-use crate::acp::value::{Digest, Name, Prose, Read as _, TaskId, UrlText, Word};
+use crate::acp::value::{Digest, InviteId, Name, Prose, Read as _, TaskId, UrlText, Word};
 use crate::api::acp::{
     AcpCall, AcpNews, Answer, Combine, CreateInvite, DEFAULT_WAIT_MS, DelegateMulti, DelegateTask,
     DiscoverWorkers, ExportAudit, ListTasks, MAX_WAIT_MS, Revocable, RevokeToken, Side, TaskStatus,
@@ -71,7 +73,11 @@ impl Service {
             })),
             AcpCall::DelegateTask(call) => self.delegate(call, watcher).await,
             AcpCall::DelegateMulti(call) => self.delegate_multi(call, watcher).await,
-            AcpCall::VerifyAuditBundle(call) => verify_bundle(call),
+            // Work for a core, for as long as a log is long: not for the threads that others wait for.
+            AcpCall::VerifyAuditBundle(call) => {
+                let verified = tokio::task::spawn_blocking(move || verify_bundle(call)).await;
+                verified.map_err(|_| Error::new(Code::AuditInvalid, "it could not be verified"))?
+            }
             AcpCall::CreateInvite(call) => self.create_invite(call).await,
             AcpCall::RevokeToken(call) => self.revoke(call).await,
             AcpCall::TaskStatus(call) => self.status(call).await,
@@ -199,6 +205,12 @@ impl Service {
         let notice = self
             .office
             .act(move |owner, now, entropy| {
+                // A slip must not look like success.
+                if kind == RevocationTarget::Invite
+                    && !owner.gateway().invites.knows(&InviteId::parse(&call.target_id)?)
+                {
+                    return Err(Error::new(Code::BadId, "this owner has issued no such invite"));
+                }
                 owner.revoke(kind, &call.target_id, &call.reason, now, entropy)
             })
             .await?;
@@ -357,12 +369,17 @@ impl<F: Fn(AcpNews) + Send + Sync> Watcher for Teller<F> {
     fn asked(&self, question: &Question) {
         (self.0)(asked(question));
     }
+
+    fn quiet(&self, standing: &Standing) {
+        (self.0)(quiet(standing));
+    }
 }
 
 /// What is told of a task's new entry, or progress.
 #[must_use]
 pub fn moved(standing: &Standing) -> AcpNews {
-    let told = standing.progress.as_ref().filter(|_| !standing.is_over());
+    // With other entries it would be an old one.
+    let told = standing.progress.as_ref().filter(|_| standing.last == Some(Event::Progress));
     AcpNews::Moved {
         task_id: standing.task_id.to_string(),
         status: standing.status().to_owned(),
@@ -370,6 +387,12 @@ pub fn moved(standing: &Standing) -> AcpNews {
         step: told.map(|told| told.step.to_string()).unwrap_or_default(),
         message: told.map(|told| told.message.to_string()).unwrap_or_default(),
     }
+}
+
+/// What is told of a proposal that nobody answers.
+#[must_use]
+pub fn quiet(standing: &Standing) -> AcpNews {
+    AcpNews::Quiet { task_id: standing.task_id.to_string() }
 }
 
 /// What is told of a question.
@@ -380,6 +403,7 @@ pub fn asked(question: &Question) -> AcpNews {
         gate: question.gate().as_str().to_owned(),
         task_id: question.task_id.to_string(),
         question: sentence(question),
+        about: question.about.clone(),
         expires_at: question.expires_at.iso(),
     }
 }
@@ -449,6 +473,10 @@ impl Watcher for BegunBy<'_> {
     fn asked(&self, question: &Question) {
         self.watcher.asked(question);
     }
+
+    fn quiet(&self, standing: &Standing) {
+        self.watcher.quiet(standing);
+    }
 }
 
 /// What came of a delegation: how it stands, its result, its audit.
@@ -499,6 +527,7 @@ pub fn detailed(standing: &Standing) -> Value {
     let mut task = receipt(standing);
     if let Some(members) = task.as_object_mut() {
         members.insert("deliverable".into(), json!(standing.output));
+        members.insert("order".into(), standing.order.clone());
     }
     task
 }
@@ -521,6 +550,7 @@ fn question(question: &Question) -> Value {
         "taskId": question.task_id,
         "peer": question.peer,
         "title": question.title,
+        "about": question.about,
         "target": question.target,
         "targetDigest": question.digest,
         "askedAt": question.asked_at.iso(),

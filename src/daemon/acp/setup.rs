@@ -63,11 +63,12 @@ pub struct OfficeOptions {
 pub fn read_key(path: &Path) -> Result<Secret, OfficeError> {
     use std::io::Read as _;
     let failed = |reason: String| OfficeError::Key { path: path.to_owned(), reason };
-    let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
-    let meta = file.metadata().map_err(|error| failed(error.to_string()))?;
-    if !meta.is_file() {
+    // Looked at first: opening a pipe would wait for its other end.
+    if !std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.is_file() {
         return Err(failed("it is no file".into()));
     }
+    let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
+    let meta = file.metadata().map_err(|error| failed(error.to_string()))?;
     if meta.permissions().mode() & 0o077 != 0 {
         return Err(failed("others can read it; make it private with chmod 600".into()));
     }
@@ -91,7 +92,8 @@ impl OfficeOptions {
     pub fn new(key: Secret, state_dir: PathBuf) -> Self {
         Self {
             key,
-            state_dir,
+            // Runs work in directories of their own, and are told paths below it.
+            state_dir: std::path::absolute(&state_dir).unwrap_or(state_dir),
             relays: Vec::new(),
             endpoints: EndpointPolicy { allow_private: true, allow_insecure: false },
             form: Form::Sse,

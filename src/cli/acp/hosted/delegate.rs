@@ -168,11 +168,7 @@ fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<Ex
         let service =
             Service { office: office.clone(), transports, name: Name::lossy("a requester") };
         serve_at(&dir, service, &stop);
-        let terminal = if args.auto_approve {
-            Terminal::silent(key, args.progress)
-        } else {
-            Terminal::new(&office, key, args.progress)
-        };
+        let terminal = Terminal::new(&office, key, place, args.progress);
         let done = delegate(args, work, &office, &terminal, &cancel).await;
         stop.cancel();
         drop(office);
@@ -249,6 +245,8 @@ fn text(answer: &Value, with_result: bool) -> String {
         let (status, peer) = (word(task, "status"), word(task, "peer"));
         lines.push(format!("  {} {status} {peer}", word(task, "taskId")));
     }
+    // What was not taken is no result; the task shows it.
+    let with_result = with_result && answer.get("status").is_some_and(|word| word == "SETTLED");
     if let Some(result) = answer.get("deliverable").filter(|value| with_result && !value.is_null())
     {
         // JSON has escapes for control characters of its own; the rest of Unicode is made harmless.

@@ -1,29 +1,36 @@
 //! The person at the terminal: shown what happens, asked what the gates ask. Where there is no
 //! terminal, questions wait for `acp approvals`.
 
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
+use rustix::termios::{QueueSelector, tcflush};
 use tokio::sync::mpsc;
 
-use super::Surroundings;
+use super::{Place, Surroundings};
 use crate::acp::objects::Decision;
 use crate::acp::owner::{Given, Question};
 use crate::api::acp::{AcpCall, AcpNews, Answer};
 use crate::codec::text::escape_untrusted;
 use crate::daemon::acp::Office;
 use crate::daemon::acp::delegation::{Standing, Watcher};
-use crate::daemon::acp::service::{asked, moved};
+use crate::daemon::acp::service::{asked, moved, quiet};
 
 /// Questions that wait for the person; a flood of them is answered from `acp approvals`.
 const MAX_WAITING: usize = 32;
+
+/// How often a question is put to somebody who answers something else; then it is a no.
+const MAX_ASKED: usize = 5;
+
+/// Bytes of an answer.
+const MAX_ANSWER: usize = 256;
 
 /// The reason of an answer that was given here.
 const HERE: &str = "at the terminal";
 
 /// A question, and what it asks.
-type Asked = (String, String);
+type Asked = (String, Vec<String>);
 
 /// What is shown, and how questions are put.
 pub(super) struct Terminal {
@@ -40,20 +47,16 @@ pub(super) fn say(line: &str) {
 
 impl Terminal {
     /// A terminal whose answers go to `office`, the one of `key`.
-    pub(super) fn new(office: &Office, key: &Path, progress: bool) -> Self {
+    pub(super) fn new(office: &Office, key: &Path, place: &Place, progress: bool) -> Self {
         let (say_so, said) = mpsc::channel::<(String, bool)>(1);
         tokio::spawn(hand_in(office.clone(), said));
         let questions = ask_from_now_on(move |id, yes| {
             // An office that has ended asks nothing more.
             let _ = say_so.blocking_send((id, yes));
         });
-        Self { questions, ..Self::silent(key, progress) }
-    }
-
-    /// Asks nobody: with `--auto-accept`.
-    pub(super) fn silent(key: &Path, progress: bool) -> Self {
-        let flags = format!(" --key {}", escape_untrusted(&key.to_string_lossy()));
-        Self { questions: None, flags, progress }
+        let path = |path: &Path| escape_untrusted(&path.to_string_lossy());
+        let flags = format!(" --key {} --state-dir {}", path(key), path(&place.state_dir));
+        Self { questions, flags, progress }
     }
 
     /// A terminal whose answers go to the daemon.
@@ -78,16 +81,24 @@ impl Terminal {
                 say(format!("{id} {status}{percent} {step} {message}").trim_end());
             }
             AcpNews::Moved { .. } => {}
-            AcpNews::Asked { id, question, expires_at, .. } => {
+            AcpNews::Quiet { task_id } => say(&format!(
+                "{} no answer yet: the worker is away, or does not know you, or its invite is used up, \
+                 over or taken back. Ctrl-C takes the offer back",
+                escape_untrusted(&task_id)
+            )),
+            AcpNews::Asked { id, question, about, expires_at, .. } => {
+                // Behind a bar, so that nothing of it can look like a line of ours.
+                let about = about.iter().map(|line| format!("│ {}", escape_untrusted(line)));
                 let question = escape_untrusted(&question);
+                let lines: Vec<String> = about.chain([question]).collect();
                 if let Some(questions) = &self.questions
-                    && questions.try_send((id.clone(), question.clone())).is_ok()
+                    && questions.try_send((id.clone(), lines.clone())).is_ok()
                 {
                     return;
                 }
-                let (id, flags) = (escape_untrusted(&id), &self.flags);
+                let (id, flags, question) = (escape_untrusted(&id), &self.flags, lines.join("\n"));
                 say(&format!(
-                    "waits for your answer until {expires_at}: {question}\n  \
+                    "waits for your answer until {expires_at}:\n{question}\n  \
                      commsd acp approvals approve {id}{flags}\n  \
                      commsd acp approvals deny {id}{flags}"
                 ));
@@ -103,6 +114,10 @@ impl Watcher for Terminal {
 
     fn asked(&self, question: &Question) {
         self.told(asked(question));
+    }
+
+    fn quiet(&self, standing: &Standing) {
+        self.told(quiet(standing));
     }
 }
 
@@ -120,18 +135,39 @@ fn ask_from_now_on(
     }
     let (ask, questions) = sync_channel::<Asked>(MAX_WAITING);
     std::thread::spawn(move || {
-        while let Ok((id, question)) = questions.recv() {
-            let mut stderr = std::io::stderr();
-            let _ = write!(stderr, "{question} [y/N] ");
-            let _ = stderr.flush();
-            let mut line = String::new();
-            // The end of the input is no yes.
-            let yes = std::io::stdin().lock().read_line(&mut line).is_ok()
-                && matches!(line.trim(), "y" | "Y" | "yes");
+        while let Ok((id, lines)) = questions.recv() {
+            let yes = lines.split_last().is_some_and(|(question, about)| {
+                about.iter().for_each(|line| say(line));
+                says_yes(question)
+            });
             answer(id, yes);
         }
     });
     Some(ask)
+}
+
+/// Asks until the answer is yes or no. What was typed before the question was seen is no answer to
+/// it.
+fn says_yes(question: &str) -> bool {
+    let stdin = std::io::stdin();
+    // A terminal that cannot forget is asked all the same: what it has kept shows.
+    let _kept = tcflush(&stdin, QueueSelector::IFlush);
+    for _ in 0..MAX_ASKED {
+        let mut stderr = std::io::stderr();
+        let _ = write!(stderr, "{question} [y/N] ");
+        let _ = stderr.flush();
+        let mut line = [0; MAX_ANSWER];
+        // Read past the buffer of the standard library, which may hold older lines.
+        let read = rustix::io::read(&stdin, &mut line).unwrap_or(0);
+        let line = String::from_utf8_lossy(line.get(..read).unwrap_or_default());
+        match line.trim() {
+            "y" | "Y" | "yes" => return true,
+            // The end of the input is no yes, either.
+            "" | "n" | "N" | "no" => return false,
+            _ => {}
+        }
+    }
+    false
 }
 
 /// Hands answers in to an office.

@@ -14,6 +14,7 @@ use crate::api::types::ApiError;
 use crate::cli::acp::Failure;
 use crate::cli::acp::args::{Adapter, ApiStyle, WorkerStartArgs};
 use crate::cli::{exit, output};
+use crate::daemon::acp::OfficeError;
 use crate::daemon::acp::service::{self, Service};
 use crate::daemon::acp::worker::{self, Introduction};
 use crate::daemon::acp::{AuditPlan, socket};
@@ -72,17 +73,20 @@ pub(super) fn run(args: &WorkerStartArgs, place: &Place) -> Result<ExitCode, Fai
         }
         say(&format!("{} waits for tasks by {}", office.did(), args.relays.join(", ")));
         tokio::spawn(worker::keep_card_up(office.clone(), transports, introduction, stop.clone()));
-        let terminal = if args.auto_accept {
-            Terminal::silent(key, true)
-        } else {
-            Terminal::new(&office, key, true)
+        let terminal = Terminal::new(&office, key, place, true);
+        let mut task = task;
+        let followed = tokio::select! {
+            followed = worker::follow(&office, args.once, Arc::new(terminal), &stop) => followed,
+            // It cannot store any more, and says why.
+            ended = &mut task => {
+                ended.map_err(OfficeError::from)??;
+                return Err(OfficeError::Closed.into());
+            }
         };
-        let followed = worker::follow(&office, args.once, Arc::new(terminal), &stop).await;
         let interrupted = stop.is_cancelled();
         stop.cancel();
         drop(office);
-        // Why it ended by itself is the better answer.
-        task.await.map_err(crate::daemon::acp::OfficeError::from)??;
+        task.await.map_err(OfficeError::from)??;
         match followed.map_err(protocol)? {
             Some(standing) => {
                 if place.json {
