@@ -127,12 +127,10 @@ pub fn relay_started(address: SocketAddr, tls: bool, json: bool) -> String {
     format!("the relay is at {url}. Stop it with Ctrl-C.\n")
 }
 
-/// The arguments as `commsd` reads them, when the program was called as `acp`.
-pub(super) fn as_subcommand(args: &mut Vec<OsString>) {
+/// Whether the program was called as `acp`.
+pub(super) fn is_program(args: &[OsString]) -> bool {
     let name = args.first().and_then(|program| Path::new(program).file_name());
-    if name == Some(OsStr::new(PROGRAM)) {
-        args.insert(1, PROGRAM.into());
-    }
+    name == Some(OsStr::new(PROGRAM))
 }
 
 /// Does a command, or says that it is not done here.
