@@ -92,10 +92,14 @@ fn is_safe_socket(path: &Path, uid: u32) -> bool {
 /// The exit code, when there is nothing to do or the command line cannot be used.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
     let mut args: Vec<OsString> = args.into_iter().collect();
-    // Called as `acp`, the program is the command of that name, in its help too.
-    let is_acp = acp::is_program(&args);
-    let command = Invocation::command().multicall(is_acp);
-    let behind_vault = if is_acp { Vec::new() } else { split_vault(&mut args) };
+    let mut command = Invocation::command();
+    let mut behind_vault = Vec::new();
+    if acp::as_subcommand(&mut args) {
+        // The program is the command: without a name before it, its help does not show one.
+        command = command.name("").no_binary_name(true);
+    } else {
+        behind_vault = split_vault(&mut args);
+    }
     let parsed = command.clone().try_get_matches_from(&args);
     let error = match parsed.and_then(|matches| Invocation::from_arg_matches(&matches)) {
         Ok(Invocation { command: Command::Vault { .. }, home, socket, json }) => {
