@@ -338,7 +338,7 @@ pub struct WorkerStartArgs {
           value_parser = word_parser(Isolation::ALL, Isolation::as_str, Isolation::parse))]
     pub isolation: Option<Isolation>,
 
-    /// How many tasks the invite is good for; more than one has to be said
+    /// How many tasks the invite is good for
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub max_uses: u64,
 
@@ -553,7 +553,7 @@ pub struct McpServerArgs {
 /// What to do with invites.
 #[derive(Subcommand, Clone, Debug, PartialEq, Eq)]
 pub enum InviteCommand {
-    /// Make an invite to the daemon's identity, or that of --key
+    /// Make an invite to the daemon's identity, or that of --key: for one task, or --max-uses
     Create(InviteCreateArgs),
 
     /// Read an invite and show what it says
@@ -578,7 +578,7 @@ pub struct InviteCreateArgs {
     #[arg(long = "relay", value_name = "URL", num_args = 1, value_parser = relay_url)]
     pub relays: Vec<String>,
 
-    /// How many tasks it is good for; more than one has to be said
+    /// How many tasks it is good for
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub max_uses: u64,
 

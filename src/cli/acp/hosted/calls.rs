@@ -90,31 +90,34 @@ fn usage(text: impl Into<String>, todo: &str) -> Failure {
     Failure { error: ApiError::new("usage", text, todo), exit: exit::USAGE }
 }
 
-/// The id of the one task, among the newest, that begins with `id`. An id that is none's beginning is
-/// left as it is, for the office to say that it knows no such task.
+/// The whole id of a task that is named by the beginning of it. What begins none of the newest tasks
+/// is left as it is, for the office to say that it knows no such task.
 fn whole_id(
     id: &TaskId,
     whom: &Whom<'_>,
     place: &Place,
     around: &Surroundings,
 ) -> Result<String, Failure> {
-    let id = id.as_str();
-    if id.len() >= DRAWN_ID {
-        return Ok(id.to_owned());
+    if id.as_str().len() >= DRAWN_ID {
+        return Ok(id.as_str().to_owned());
     }
     let call = AcpCall::ListTasks(ListTasks { limit: Some(LOOKED_AT), ..ListTasks::default() });
-    let tasks = ask(whom, call, place, around)?;
-    let named =
-        tasks.as_array().into_iter().flatten().filter_map(|task| task.get("taskId")?.as_str());
-    let begun: BTreeSet<&str> = named.filter(|named| named.starts_with(id)).collect();
-    let mut several = begun.iter();
-    match (several.next(), several.next()) {
-        (Some(first), Some(_)) if *first != id => Err(usage(
+    begun_by(id.as_str(), &ask(whom, call, place, around)?)
+}
+
+/// The id in a list of tasks that is `id`, or else the only one that begins with it.
+fn begun_by(id: &str, tasks: &Value) -> Result<String, Failure> {
+    let tasks = tasks.as_array().into_iter().flatten();
+    let ids = tasks.filter_map(|task| task.get("taskId")?.as_str());
+    let begun: BTreeSet<&str> = ids.filter(|whole| whole.starts_with(id)).collect();
+    match begun.first() {
+        // The shortest comes first: it is `id` itself when that is there.
+        Some(first) if begun.len() > 1 && *first != id => Err(usage(
             format!("{} tasks begin with {id}", begun.len()),
             "give more of the id; commsd acp tasks lists them",
         )),
-        (Some(first), _) => Ok((*first).to_owned()),
-        (None, _) => Ok(id.to_owned()),
+        Some(first) => Ok((*first).to_owned()),
+        None => Ok(id.to_owned()),
     }
 }
 
@@ -368,6 +371,21 @@ fn answer(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_beginning_of_an_id_names_one_task() {
+        let tasks = json!([{ "taskId": "task_abcdefgh1" }, { "taskId": "task_abcdefgh22" },
+            { "taskId": "task_abcdefgh2" }]);
+        let found = |id| begun_by(id, &tasks).map_err(|failure| failure.exit);
+        assert_eq!(found("task_abcdefgh"), Err(exit::USAGE));
+        assert_eq!(found("task_abcdefgh1"), Ok("task_abcdefgh1".into()));
+        assert_eq!(found("task_abcdefgh2"), Ok("task_abcdefgh2".into()));
+        assert_eq!(found("task_zzzzzzzz"), Ok("task_zzzzzzzz".into()));
+        assert_eq!(
+            begun_by("task_abcd", &json!([{ "taskId": "task_abcdefgh" }])).ok(),
+            Some("task_abcdefgh".into())
+        );
+    }
 
     #[test]
     fn a_raised_budget_is_told_with_the_title() {
