@@ -91,7 +91,12 @@ impl UserSchema {
             .with_pattern_options(patterns)
             .build(schema)
             .map(|validator| Self { validator, priced: Priced::new(schema) })
-            .map_err(|_| invalid("not a usable JSON Schema"))
+            .map_err(|error| {
+                let at = place(error.instance_path().as_str());
+                // Without what stands there, which may be anything.
+                let why = shown(&error.masked().to_string());
+                invalid(&format!("not a usable JSON Schema: {at}: {why}"))
+            })
     }
 
     /// Whether `value` fits; where it does not.
@@ -119,10 +124,14 @@ impl UserSchema {
     }
 }
 
-/// A JSON pointer, escaped and cut, since member names may be a stranger's.
+/// Escaped and cut, since a stranger's words may stand in it.
+fn shown(text: &str) -> String {
+    crate::codec::text::escape_untrusted(crate::codec::text::truncate_chars(text, 200))
+}
+
+/// A JSON pointer, in which member names may be a stranger's.
 fn place(pointer: &str) -> String {
-    let shown =
-        crate::codec::text::escape_untrusted(crate::codec::text::truncate_chars(pointer, 200));
+    let shown = shown(pointer);
     if shown.is_empty() { "the whole".to_owned() } else { shown }
 }
 
@@ -230,6 +239,9 @@ mod tests {
         assert_eq!(refused(json!({ "pattern": "(?=a)b" })), Code::SchemaInvalid);
         assert_eq!(refused(json!({ "pattern": "(a)\\1" })), Code::SchemaInvalid);
         assert_eq!(refused(json!({ "type": "nonsense" })), Code::SchemaInvalid);
+        let error = UserSchema::compile(&json!({ "properties": { "n": { "type": "secret" } } }));
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("/properties/n/type") && !text.contains("secret"), "{text}");
         let many: Vec<Value> = (0..201).map(|_| json!({ "$ref": "#" })).collect();
         assert_eq!(refused(json!({ "allOf": many })), Code::SchemaInvalid);
         // Exponential for an engine that backtracks.

@@ -1,7 +1,7 @@
 //! One object by itself, as `acp validate` judges it: its form, its signatures, and what its members
 //! must be to each other. Whether it is good now, and for what, depends on more than the object.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::audit::{MAX_AUDIT_FILE, from_bundle};
 use super::code::{Code, Error, Result};
@@ -39,6 +39,19 @@ words! {
         Invite = "invite",
         /// A worker's claims.
         WorkerCard = "worker-card",
+    }
+}
+
+impl Kind {
+    /// What an object says that it is, by its `type`; `None` where it names no kind.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Named {
+            r#type: String,
+        }
+        let Named { r#type } = serde_json::from_slice(bytes).ok()?;
+        Self::parse(&sign::kebab(&r#type))
     }
 }
 

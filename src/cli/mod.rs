@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser as _};
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 pub use args::{ClientCommand, Command, Invocation};
 pub use output::{print, report};
@@ -92,9 +92,16 @@ fn is_safe_socket(path: &Path, uid: u32) -> bool {
 /// The exit code, when there is nothing to do or the command line cannot be used.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
     let mut args: Vec<OsString> = args.into_iter().collect();
-    acp::as_subcommand(&mut args);
-    let behind_vault = split_vault(&mut args);
-    let error = match Invocation::try_parse_from(&args) {
+    let mut command = Invocation::command();
+    let mut behind_vault = Vec::new();
+    if acp::as_subcommand(&mut args) {
+        // The program is the command: without a name before it, its help does not show one.
+        command = command.name("").no_binary_name(true);
+    } else {
+        behind_vault = split_vault(&mut args);
+    }
+    let parsed = command.clone().try_get_matches_from(&args);
+    let error = match parsed.and_then(|matches| Invocation::from_arg_matches(&matches)) {
         Ok(Invocation { command: Command::Vault { .. }, home, socket, json }) => {
             let command = Command::Vault { args: behind_vault };
             return Ok(Invocation { home, socket, json, command });
@@ -107,8 +114,12 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
         return Err(print(&text));
     }
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let code = if means_run(&args) { exit::CONFIG } else { exit::USAGE };
-    if args.iter().any(|arg| arg == "--json") {
+    let code = if means_run(command, &args) { exit::CONFIG } else { exit::USAGE };
+    let json = args.iter().any(|arg| arg == "--json");
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand && !json {
+        return Err(output::complain(text, code));
+    }
+    if json {
         let (message, todo) = text.split_once("\n\n").unwrap_or((text, "see --help"));
         return Err(report(&ApiError::new("usage", message, todo.trim_end()), true, code));
     }
@@ -130,8 +141,8 @@ fn split_vault(args: &mut Vec<OsString>) -> Vec<OsString> {
 }
 
 /// Whether a command line that cannot be used was one for the daemon or the relay hub.
-fn means_run(args: &[OsString]) -> bool {
-    let lenient = Invocation::command().ignore_errors(true).try_get_matches_from(args);
+fn means_run(command: clap::Command, args: &[OsString]) -> bool {
+    let lenient = command.ignore_errors(true).try_get_matches_from(args);
     lenient.is_ok_and(|matches| matches!(matches.subcommand_name(), Some("run" | "hub")))
 }
 

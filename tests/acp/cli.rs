@@ -167,8 +167,28 @@ fn the_program_is_also_called_acp() {
     let help: Ran = place.command(&program).arg("--help").output().unwrap().into();
     assert_eq!(help.code, Some(0));
     assert!(help.stdout.contains("delegate") && !help.stdout.contains("room"), "{help:?}");
-    let usage: Ran = place.command(&program).args(["keygen"]).output().unwrap().into();
-    assert_eq!(usage.code, Some(2));
+    assert!(help.stdout.contains("\nUsage: acp [OPTIONS] <COMMAND>\n"), "{help:?}");
+    for args in [&["keygen"][..], &["run"], &["vault"]] {
+        let usage: Ran = place.command(&program).args(args).output().unwrap().into();
+        assert_eq!(usage.code, Some(2), "{args:?}");
+        let line = usage.stderr.lines().find(|line| line.starts_with("Usage: ")).unwrap();
+        assert!(line.starts_with("Usage: acp ") && !line.contains("acp acp"), "{line}");
+    }
+    let version: Ran = place.command(&program).arg("--version").output().unwrap().into();
+    assert!(version.stdout.starts_with("acp "), "{version:?}");
+    assert!(place.acp(&["--help"]).stdout.contains("\nUsage: commsd acp [OPTIONS] <COMMAND>\n"));
+}
+
+#[test]
+fn a_group_without_a_command_shows_its_help() {
+    let place = Place::new();
+    for group in ["relay", "worker", "invite", "approvals"] {
+        let help = place.acp(&[group, "--help"]);
+        let ran = place.acp(&[group]);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
+        let first = |text: &str| text.lines().next().map(str::to_owned);
+        assert_eq!(first(&ran.stderr), first(&help.stdout));
+    }
 }
 
 #[test]
@@ -186,14 +206,26 @@ fn wrong_command_lines_are_usage() {
         &["relay", "start", "--port", "99999"],
         &["relay", "start", "--max-mailbox-bytes", "0"],
         &["worker", "start", "--relay", "http://127.0.0.1:1"],
-        &["worker", "start", "--relay", "u", "--adapter", "nonsense"],
-        &["worker", "start", "--relay", "u", "--adapter", "command", "--expires-in", "31d"],
+        &["worker", "start", "--relay", "http://127.0.0.1:1", "--adapter", "nonsense"],
+        &[
+            "worker",
+            "start",
+            "--relay",
+            "http://127.0.0.1:1",
+            "--adapter",
+            "command",
+            "--expires-in",
+            "31d",
+        ],
         &["delegate", "--to", "x"],
         &["delegate", "--to", "x", "--title", "t", "--quorum-size", "2"],
+        &["delegate", "--to", "x", "--title", "t", "--multi", "quorum", "--quorum-size", "0"],
+        &["delegate", "--to", "x", "--title", "t", "--multi", "quorum", "--quorum-size", "17"],
         &["task", "short"],
         &["tasks", "--state", "NONSENSE"],
         &["approvals", "approve"],
         &["discover"],
+        &["discover", "--relay", "127.0.0.1:8787"],
         &["mcp-server", "--allow-private-relay=perhaps"],
     ] {
         assert_eq!(place.acp(args).code, Some(2), "{args:?}");
@@ -256,10 +288,29 @@ fn logs_are_verified_and_the_exit_code_tells() {
         ("empty", "AUDIT_INVALID"),
         ("junk", "BAD_JSON"),
         ("object", "MISSING_MEMBER"),
-        ("dir", "file_unreadable"),
-        ("missing", "file_unreadable"),
     ] {
-        assert_eq!(place.acp(&["audit-verify", name, "--json"]).refused(), code, "{name}");
+        let ran = place.acp(&["audit-verify", name, "--json"]);
+        let report = ran.json();
+        assert_eq!((ran.code, &report["status"]), (Some(1), &json!("INVALID")), "{name}");
+        let failure = &report["failures"][0];
+        assert_eq!((&failure["seq"], &failure["code"]), (&Value::Null, &json!(code)), "{name}");
+        let detail = failure["detail"].as_str().unwrap();
+        assert!(detail.starts_with(&format!("{name}: {code}")), "{detail}");
+        assert_eq!(detail.contains("/line "), name == "bent.jsonl", "{detail}");
+        // Where only good logs are of use, it is an error that names the file.
+        let compared = place.acp(&["audit-compare", "log.jsonl", name]);
+        assert_eq!((compared.code, compared.stdout.as_str()), (Some(1), ""));
+        assert!(compared.stderr.contains(detail), "{compared:?}");
+    }
+    let text = place.acp(&["audit-verify", "junk"]);
+    assert_eq!((text.code, text.stderr.as_str()), (Some(1), ""));
+    assert!(
+        text.stdout.starts_with("status   INVALID\nfailure  junk: BAD_JSON: not a log"),
+        "{text:?}"
+    );
+    for name in ["dir", "missing"] {
+        let ran = place.acp(&["audit-verify", name, "--json"]);
+        assert_eq!(ran.refused(), "file_unreadable", "{name}");
     }
 }
 
@@ -383,6 +434,7 @@ fn objects_are_validated_by_type() {
         &["validate", "manifest"][..],
         &["validate", "task-manifest", "manifest"],
         &["validate", "task-contract", "contract"],
+        &["validate", "contract"],
         &["validate", "invite"],
     ] {
         assert_eq!(place.acp(args).code, Some(0), "{args:?}");
@@ -391,6 +443,10 @@ fn objects_are_validated_by_type() {
     changed["title"] = "\u{1b}[2J".into();
     place.write("changed", &jcs(&changed));
     assert_eq!(place.acp(&["validate", "changed", "--json"]).refused(), "BAD_FIELD");
+    place.write("log.jsonl", &jsonl(&settled()));
+    let log = place.acp(&["validate", "log.jsonl"]);
+    assert_eq!((log.code, log.stdout.as_str()), (Some(2), ""));
+    assert!(log.stderr.contains("audit-verify"), "{log:?}");
     let text = place.acp(&["validate", "task-contract", "manifest"]);
     assert_eq!((text.code, text.stdout.as_str()), (Some(1), ""));
     assert!(text.stderr.contains("BAD_FIELD at /type"), "{text:?}");
@@ -546,4 +602,17 @@ fn a_relay_is_started_asked_and_stopped() {
     let args = ["relay", "start", "--host", "0.0.0.0", "--port", "0", "--state", "other"];
     let ran = place.acp(&args);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
+}
+
+/// The office of a key, opened for the moment: it knows no relay.
+#[test]
+fn an_invite_needs_a_relay() {
+    let place = Place::new();
+    assert_eq!(place.acp(&["keygen", "bob"]).code, Some(0));
+    let without = ["invite", "create", "--key", "bob", "--state-dir", "state"];
+    let ran = place.acp(&without);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
+    assert!(ran.stderr.contains("--relay URL"), "{ran:?}");
+    let ran = place.acp(&[&without[..], &["--relay", "http://127.0.0.1:1"]].concat());
+    assert!(ran.code == Some(0) && ran.stdout.starts_with("acp-invite:"), "{ran:?}");
 }

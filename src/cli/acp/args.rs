@@ -11,6 +11,7 @@ use clap::{ArgAction, Args, Subcommand, ValueEnum};
 
 use crate::acp::did::Did;
 use crate::acp::endpoint::EndpointPolicy;
+use crate::acp::multi::MAX_WORKERS;
 use crate::acp::objects::{Gate, Isolation, RevocationTarget, State};
 use crate::acp::validate::Kind;
 use crate::acp::value::{Name, Prose, TaskId, Word};
@@ -68,7 +69,8 @@ pub enum AcpCommand {
 
     /// List the workers that a relay knows
     ///
-    /// Everything in a card is its worker's own claim.
+    /// Everything in a card is its worker's own claim. A worker answers only who has an invite of it,
+    /// or is admitted by acp-admit in its daemon's configuration.
     Discover(DiscoverArgs),
 
     /// Verify a task's log: a JSONL file or a bundle
@@ -78,7 +80,7 @@ pub enum AcpCommand {
     AuditVerify {
         /// The log
         file: PathBuf,
-        /// A trust anchor or a checkpoint, got by another way
+        /// A trust anchor { taskId, actors, head } or an AuditCheckpoint, got by another way
         anchor: Option<PathBuf>,
     },
 
@@ -95,7 +97,7 @@ pub enum AcpCommand {
     /// Turn a JSONL log into a signed bundle, or a bundle into JSONL
     AuditExport(AuditExportArgs),
 
-    /// Sign a note of how far a log has come
+    /// Sign a note of how far a log has come: an AuditCheckpoint
     Checkpoint {
         /// The log
         file: PathBuf,
@@ -112,7 +114,7 @@ pub enum AcpCommand {
     /// Check one object: form, signatures, what its members are to each other
     #[command(allow_missing_positional = true)]
     Validate {
-        /// What it is [default: task-manifest]
+        /// What it is [default: what its type says, else task-manifest]
         #[arg(value_name = "TYPE", value_parser = word_parser(Kind::ALL, Kind::as_str, Kind::parse))]
         kind: Option<Kind>,
         /// The file
@@ -242,8 +244,8 @@ impl RelayAccess {
 pub enum WorkerCommand {
     /// Wait for tasks and do them
     ///
-    /// Prints one line on stdout: the invite, to be given to whoever may send tasks. Asks before it
-    /// accepts one, unless --auto-accept is given.
+    /// Prints one line on stdout: the invite, to be given to whoever may send tasks; it is good for one
+    /// task unless --max-uses says more. Asks before it accepts one, unless --auto-accept is given.
     Start(Box<WorkerStartArgs>),
 }
 
@@ -289,12 +291,13 @@ pub enum ReceiveForm {
 /// `acp worker start`.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct WorkerStartArgs {
-    /// Key file; without it the daemon's identity, over its socket
+    /// Key file; needed. The daemon works for others as acp-worker in its configuration file says
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
 
     /// Where tasks come from. Repeat for more
-    #[arg(long = "relay", value_name = "URL", required = true, num_args = 1)]
+    #[arg(long = "relay", value_name = "URL", required = true, num_args = 1,
+          value_parser = relay_url)]
     pub relays: Vec<String>,
 
     /// What does the work
@@ -330,7 +333,7 @@ pub struct WorkerStartArgs {
     #[arg(long = "skill", value_name = "NAME", value_parser = Word::parse)]
     pub skills: Vec<Word>,
 
-    /// Weakest box that work is done in [default: what the adapter needs]
+    /// Run at exactly this level [default: what the order asks for, if it can be had]
     #[arg(long, value_name = "LEVEL",
           value_parser = word_parser(Isolation::ALL, Isolation::as_str, Isolation::parse))]
     pub isolation: Option<Isolation>,
@@ -351,7 +354,8 @@ pub struct WorkerStartArgs {
     #[arg(long)]
     pub once: bool,
 
-    /// Write each task's log: a file that is not there yet, or a directory
+    /// Write the first task's log to PATH, which must not be there yet; those of later tasks go beside
+    /// it, with their ids. A directory takes them all
     #[arg(long, value_name = "PATH")]
     pub audit: Option<PathBuf>,
 
@@ -380,13 +384,13 @@ pub struct DelegateArgs {
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
 
-    /// The worker: an invite as text, a did with --relay, or an agent of the mesh by petname, name
-    /// or id. Repeat for more with --multi
+    /// The worker: an invite as text, a did with --relay, or, without --key, an agent of the mesh by
+    /// name, petname or id. Repeat for more with --multi
     #[arg(long = "to", value_name = "WORKER", required = true, num_args = 1)]
     pub to: Vec<String>,
 
     /// The relay of a worker that is named by its did
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = relay_url)]
     pub relay: Option<String>,
 
     /// What it is about, in a line
@@ -413,7 +417,8 @@ pub struct DelegateArgs {
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     pub deadline: Duration,
 
-    /// Limits of the work: JSON with members of a budget, or @FILE
+    /// Limits of the work: JSON or @FILE with some of maxInputTokens, maxOutputTokens,
+    /// maxTotalTokens, maxToolCalls, maxWallTimeMs, maxOutputBytes
     #[arg(long, value_name = "JSON")]
     pub budget: Option<String>,
 
@@ -427,7 +432,7 @@ pub struct DelegateArgs {
     pub multi: Option<Multi>,
 
     /// Equal results that win [default: half of the workers and one]
-    #[arg(long, value_name = "N", requires = "multi")]
+    #[arg(long, value_name = "N", requires = "multi", value_parser = quorum_size)]
     pub quorum_size: Option<NonZeroU16>,
 
     /// Settle a result that has passed without asking
@@ -438,11 +443,12 @@ pub struct DelegateArgs {
     #[arg(long)]
     pub progress: bool,
 
-    /// Write the task's log to a file that is not there yet
+    /// Write the task's log to FILE, which must not be there yet; with --multi the logs of the others
+    /// go beside it, with their ids
     #[arg(long, value_name = "FILE")]
     pub audit: Option<PathBuf>,
 
-    /// Write the result to a file that is not there yet
+    /// Write the result to FILE, which must not be there yet
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 
@@ -459,7 +465,7 @@ pub struct DelegateArgs {
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct DiscoverArgs {
     /// The relay to ask
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = relay_url)]
     pub relay: String,
 
     /// Only workers with this adapter
@@ -536,7 +542,7 @@ pub struct McpServerArgs {
     pub key: Option<PathBuf>,
 
     /// The relay of workers that are named by their did, and of invites
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = relay_url)]
     pub relay: Option<String>,
 
     /// Which relays
@@ -547,7 +553,7 @@ pub struct McpServerArgs {
 /// What to do with invites.
 #[derive(Subcommand, Clone, Debug, PartialEq, Eq)]
 pub enum InviteCommand {
-    /// Make an invite to the daemon's identity, or that of --key
+    /// Make an invite to the daemon's identity, or that of --key: for one task, or --max-uses
     Create(InviteCreateArgs),
 
     /// Read an invite and show what it says
@@ -568,8 +574,8 @@ pub struct InviteCreateArgs {
     #[arg(long, value_name = "NAME", value_parser = Name::parse)]
     pub name: Option<Name>,
 
-    /// Where the worker is reached. Repeat for more
-    #[arg(long = "relay", value_name = "URL", num_args = 1)]
+    /// Where the worker is reached [default: the relays that its owner listens on]. Repeat for more
+    #[arg(long = "relay", value_name = "URL", num_args = 1, value_parser = relay_url)]
     pub relays: Vec<String>,
 
     /// How many tasks it is good for
@@ -602,7 +608,7 @@ pub struct RevokeArgs {
     pub key: Option<PathBuf>,
 
     /// A relay to tell. Repeat for more
-    #[arg(long = "relay", value_name = "URL", num_args = 1)]
+    #[arg(long = "relay", value_name = "URL", num_args = 1, value_parser = relay_url)]
     pub relays: Vec<String>,
 
     /// Which relays
@@ -630,7 +636,7 @@ pub struct OwnerArgs {
 /// `acp task`.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct TaskArgs {
-    /// Its id
+    /// Its id, or enough of its beginning: task_ and 8 characters or more
     #[arg(value_parser = TaskId::parse)]
     pub id: TaskId,
 
@@ -654,7 +660,7 @@ pub struct TaskArgs {
 /// `acp cancel`.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct CancelArgs {
-    /// Its id
+    /// Its id, or enough of its beginning: task_ and 8 characters or more
     #[arg(value_parser = TaskId::parse)]
     pub id: TaskId,
 
@@ -725,6 +731,21 @@ fn word_parser<T: Copy + Send + Sync + 'static>(
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(all.iter().map(|word| text(*word)))
         .try_map(move |word| parse(&word).ok_or("not one of the words"))
+}
+
+/// A relay's address. Whether it may be reached is judged by whoever does.
+fn relay_url(text: &str) -> Result<String, &'static str> {
+    let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+    match scheme.as_deref() {
+        Some("https" | "wss" | "http" | "ws") => Ok(text.to_owned()),
+        _ => Err("a relay is named by a URL, e.g. https://relay.example or http://127.0.0.1:8787"),
+    }
+}
+
+/// Equal results that win: of at most as many workers as take part.
+fn quorum_size(text: &str) -> Result<NonZeroU16, String> {
+    let size = text.parse().ok().filter(|size: &NonZeroU16| usize::from(size.get()) <= MAX_WORKERS);
+    size.ok_or_else(|| format!("a quorum is a number of workers, from 1 to {MAX_WORKERS}"))
 }
 
 /// Reads a time like 90s, 30m, 12h, 7d; from one second to 30 days.

@@ -30,35 +30,57 @@ enum Form {
     Bundle,
 }
 
-/// Reads a log of either form: a JSONL file's first line is an object with a `kind`.
-fn load(path: &Path) -> Result<(AuditLog, Form), Failure> {
-    let bytes = files::read(path, MAX_AUDIT_FILE)?;
+/// Whether these are the bytes of a JSONL log: its first line is an object with a `kind`.
+pub(super) fn is_jsonl(bytes: &[u8]) -> bool {
     let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let header = serde_json::from_slice::<Value>(first);
-    if bytes.is_empty() || header.is_ok_and(|header| header.get("kind").is_some()) {
-        return Ok((read_jsonl(&bytes)?, Form::Jsonl));
+    serde_json::from_slice::<Value>(first).is_ok_and(|header| header.get("kind").is_some())
+}
+
+/// Reads a log of either form.
+fn read_log(bytes: &[u8]) -> Result<(AuditLog, Form), Error> {
+    if bytes.is_empty() || is_jsonl(bytes) {
+        return Ok((read_jsonl(bytes)?, Form::Jsonl));
     }
-    let bundle: AuditBundle = read_bytes(&bytes, MAX_AUDIT_FILE)?;
+    let bundle: AuditBundle = read_bytes(bytes, MAX_AUDIT_FILE).map_err(|error| {
+        if error.code() == Code::BadJson {
+            Error::new(Code::BadJson, format!("not a log, JSONL or bundle: {}", error.message()))
+        } else {
+            error
+        }
+    })?;
     Ok((from_bundle(bundle)?, Form::Bundle))
+}
+
+/// What is wrong with a file; `detail` begins with the code.
+fn bad_file(path: &Path, code: Code, detail: &str) -> Failure {
+    let text = format!("{}: {detail}", path.display());
+    Failure { error: ApiError::plain(code.as_str(), text), exit: exit::FAILED }
 }
 
 /// Reads a log that nothing is wrong with.
 fn load_good(path: &Path) -> Result<(AuditLog, Form), Failure> {
-    let (log, form) = load(path)?;
+    let read = read_log(&files::read(path, MAX_AUDIT_FILE)?);
+    let (log, form) = read.map_err(|error| bad_file(path, error.code(), &error.to_string()))?;
     let report = audit::verify(&log, None, unix_now());
     match (report.status, report.failures.into_iter().next()) {
         (Status::Valid | Status::Open, _) => Ok((log, form)),
-        (_, Some(failure)) => Err(Error::new(failure.code, failure.detail).into()),
-        (_, None) => Err(Error::new(Code::AuditInvalid, "the log does not verify").into()),
+        (_, Some(failure)) => Err(bad_file(path, failure.code, &failure.detail)),
+        (_, None) => Err(bad_file(path, Code::AuditInvalid, "the log does not verify")),
     }
 }
 
 pub(super) fn verify(file: &Path, anchor: Option<&Path>, json: bool) -> Result<ExitCode, Failure> {
     let anchor = match anchor {
-        Some(path) => Some(read_anchor(&files::read(path, MAX_ANCHOR)?)?),
+        Some(path) => {
+            let read = read_anchor(&files::read(path, MAX_ANCHOR)?);
+            Some(read.map_err(|error| bad_file(path, error.code(), &error.to_string()))?)
+        }
         None => None,
     };
-    let (log, _) = load(file)?;
+    let log = match read_log(&files::read(file, MAX_AUDIT_FILE)?) {
+        Ok((log, _)) => log,
+        Err(error) => return Ok(invalid(file, &error, json)),
+    };
     let report = audit::verify(&log, anchor.as_ref(), unix_now());
     let code = match report.status {
         Status::Valid => exit::DONE,
@@ -69,11 +91,28 @@ pub(super) fn verify(file: &Path, anchor: Option<&Path>, json: bool) -> Result<E
     Ok(if code == exit::DONE { printed } else { code.into() })
 }
 
+/// Tells of a log that is too broken to be read: the failure is all that is known of it.
+fn invalid(file: &Path, error: &Error, json: bool) -> ExitCode {
+    let (status, detail) = (Status::Invalid, format!("{}: {error}", file.display()));
+    let failure = audit::Failure { seq: None, code: error.code(), detail };
+    // The exit code says it, whether or not there is a reader.
+    let _ = print(&if json {
+        json_line(&json!({ "status": status, "failures": [failure] }))
+    } else {
+        fields(&[("status", word(status)), ("failure", failure.detail)])
+    });
+    exit::FAILED.into()
+}
+
+/// A status as it is written.
+fn word(status: Status) -> String {
+    json!(status).as_str().unwrap_or_default().to_owned()
+}
+
 /// A report for people.
 fn describe(report: &Report) -> String {
-    let status = json!(report.status);
     let mut rows = vec![
-        ("status", status.as_str().unwrap_or_default().to_owned()),
+        ("status", word(report.status)),
         ("task", report.task_id.to_string()),
         ("state", report.state.map_or_else(|| "-".into(), |state| state.to_string())),
         ("entries", report.entries.to_string()),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::args::ApproveArgs;
-use super::{Failure, files};
+use super::{Failure, audit, files};
 use crate::acp::code::{Code, Error};
 use crate::acp::did::Secret;
 use crate::acp::invite::{check_invite, read_invite};
@@ -81,7 +81,13 @@ pub(super) fn approve(args: &ApproveArgs, json: bool) -> Result<ExitCode, Failur
 
 pub(super) fn validate(kind: Option<Kind>, file: &Path, json: bool) -> Result<ExitCode, Failure> {
     let bytes = files::read(file, MAX_OBJECT)?;
-    let good = validate::validate(kind.unwrap_or(Kind::TaskManifest), &bytes)?;
+    if audit::is_jsonl(&bytes) {
+        let todo = "verify it with: commsd acp audit-verify FILE";
+        let error = ApiError::new("usage", "this is a JSONL log, and no single object", todo);
+        return Err(Failure { error, exit: exit::USAGE });
+    }
+    let kind = kind.or_else(|| Kind::of(&bytes)).unwrap_or(Kind::TaskManifest);
+    let good = validate::validate(kind, &bytes)?;
     Ok(print(&if json {
         json_line(&good)
     } else {

@@ -127,12 +127,15 @@ pub fn relay_started(address: SocketAddr, tls: bool, json: bool) -> String {
     format!("the relay is at {url}. Stop it with Ctrl-C.\n")
 }
 
-/// The arguments as `commsd` reads them, when the program was called as `acp`.
-pub(super) fn as_subcommand(args: &mut Vec<OsString>) {
-    let name = args.first().and_then(|program| Path::new(program).file_name());
-    if name == Some(OsStr::new(PROGRAM)) {
-        args.insert(1, PROGRAM.into());
+/// Whether the program was called as `acp`; then its name becomes that of the command.
+pub(super) fn as_subcommand(args: &mut [OsString]) -> bool {
+    let program = args.first_mut();
+    let acp = program.filter(|path| Path::new(path).file_name() == Some(OsStr::new(PROGRAM)));
+    let is_acp = acp.is_some();
+    if let Some(path) = acp {
+        *path = PROGRAM.into();
     }
+    is_acp
 }
 
 /// Does a command, or says that it is not done here.

@@ -2,6 +2,7 @@
 //! office of that key, or, when none runs, of one that is opened for the moment; without it of the
 //! daemon's.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -11,9 +12,10 @@ use tokio_util::sync::CancellationToken;
 use super::draft;
 use super::terminal::say;
 use super::{Place, Surroundings, protocol};
+use crate::acp::code::Code;
 use crate::acp::endpoint::EndpointPolicy;
 use crate::acp::objects::RevocationTarget;
-use crate::acp::value::Name;
+use crate::acp::value::{Name, TaskId};
 use crate::api::acp::{
     AcpCall, Answer, CancelTask, CreateInvite, ExportAudit, ListTasks, Revocable, RevokeToken,
     TaskStatus,
@@ -28,6 +30,12 @@ use crate::cli::{exit, output};
 use crate::codec::text::escape_untrusted;
 use crate::daemon::acp::service::{Service, Teller};
 use crate::daemon::acp::{OfficeError, owner_dir, read_key, socket};
+
+/// Bytes of an id as `delegate` makes it: `task_` and 128 bits as base32.
+const DRAWN_ID: usize = 5 + 26;
+
+/// Tasks among which the beginning of an id is looked for: as many as one list has.
+const LOOKED_AT: u64 = 500;
 
 /// Whose office is asked, and by which relays it may talk when it is opened for this call.
 struct Whom<'a> {
@@ -78,6 +86,41 @@ fn ask(
     })
 }
 
+fn usage(text: impl Into<String>, todo: &str) -> Failure {
+    Failure { error: ApiError::new("usage", text, todo), exit: exit::USAGE }
+}
+
+/// The whole id of a task that is named by the beginning of it. What begins none of the newest tasks
+/// is left as it is, for the office to say that it knows no such task.
+fn whole_id(
+    id: &TaskId,
+    whom: &Whom<'_>,
+    place: &Place,
+    around: &Surroundings,
+) -> Result<String, Failure> {
+    if id.as_str().len() >= DRAWN_ID {
+        return Ok(id.as_str().to_owned());
+    }
+    let call = AcpCall::ListTasks(ListTasks { limit: Some(LOOKED_AT), ..ListTasks::default() });
+    begun_by(id.as_str(), &ask(whom, call, place, around)?)
+}
+
+/// The id in a list of tasks that is `id`, or else the only one that begins with it.
+fn begun_by(id: &str, tasks: &Value) -> Result<String, Failure> {
+    let tasks = tasks.as_array().into_iter().flatten();
+    let ids = tasks.filter_map(|task| task.get("taskId")?.as_str());
+    let begun: BTreeSet<&str> = ids.filter(|whole| whole.starts_with(id)).collect();
+    match begun.first() {
+        // The shortest comes first: it is `id` itself when that is there.
+        Some(first) if begun.len() > 1 && *first != id => Err(usage(
+            format!("{} tasks begin with {id}", begun.len()),
+            "give more of the id; commsd acp tasks lists them",
+        )),
+        Some(first) => Ok((*first).to_owned()),
+        None => Ok(id.to_owned()),
+    }
+}
+
 fn finish(place: &Place, answer: &Value, text: impl FnOnce(&Value) -> String) -> ExitCode {
     if place.json {
         output::print(&output::json_line(answer))
@@ -105,7 +148,16 @@ pub(super) fn invite(
         expires_in_ms: Some(millis(args.expires_in)),
         max_uses: Some(args.max_uses),
     });
-    let answer = ask(&Whom::of(args.key.as_deref()), call, place, around)?;
+    let asked = ask(&Whom::of(args.key.as_deref()), call, place, around);
+    let answer = asked.map_err(|failure| {
+        // All else that could be out of bounds, the command line has checked.
+        if args.relays.is_empty() && failure.error.code == Code::BadField.as_str() {
+            let todo = "give --relay URL, or acp-relays in the daemon's configuration";
+            usage("an invite names the relay by which its worker is reached", todo)
+        } else {
+            failure
+        }
+    })?;
     Ok(finish(place, &answer, |answer| format!("{}\n", word(answer, "invite"))))
 }
 
@@ -183,7 +235,8 @@ pub(super) fn task(
     place: &Place,
     around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
-    let (task_id, whom) = (args.id.as_str().to_owned(), Whom::of(args.owner.key.as_deref()));
+    let whom = Whom::of(args.owner.key.as_deref());
+    let task_id = whole_id(&args.id, &whom, place, around)?;
     if let Some(out) = &args.audit {
         let out = std::path::absolute(out).unwrap_or_else(|_| out.clone());
         let out = Some(out.to_string_lossy().into_owned());
@@ -196,7 +249,7 @@ pub(super) fn task(
     if args.draft {
         let over = answer.get("deliverable").is_some_and(|result| !result.is_null());
         if !over {
-            let text = format!("there is no result of {} yet", args.id.as_str());
+            let text = format!("there is no result of {} yet", word(&answer, "taskId"));
             let error = ApiError::new("acp_no_result", text, "wait for it: commsd acp task ID");
             return Err(Failure { error, exit: exit::FAILED });
         }
@@ -245,11 +298,10 @@ pub(super) fn cancel(
     place: &Place,
     around: &Surroundings,
 ) -> Result<ExitCode, Failure> {
-    let call = AcpCall::CancelTask(CancelTask {
-        task_id: args.id.as_str().to_owned(),
-        reason: (*args.reason).to_owned(),
-    });
-    let answer = ask(&Whom::of(args.owner.key.as_deref()), call, place, around)?;
+    let whom = Whom::of(args.owner.key.as_deref());
+    let task_id = whole_id(&args.id, &whom, place, around)?;
+    let call = AcpCall::CancelTask(CancelTask { task_id, reason: (*args.reason).to_owned() });
+    let answer = ask(&whom, call, place, around)?;
     Ok(finish(place, &answer, |answer| {
         format!("{} {}\n", word(answer, "taskId"), word(answer, "status"))
     }))
@@ -269,21 +321,37 @@ pub(super) fn approvals(
                     [
                         word(question, "id"),
                         word(question, "gate"),
-                        word(question, "taskId"),
+                        short_did(&word(question, "peer")),
                         word(question, "expiresAt"),
-                        word(question, "title"),
+                        question_title(question),
                     ]
                 });
                 let rows: Vec<_> = rows.collect();
                 if rows.is_empty() {
                     return "nothing waits for an answer\n".to_owned();
                 }
-                output::table(["ID", "GATE", "TASK", "UNTIL", "TITLE"], &rows)
+                output::table(["ID", "GATE", "PEER", "UNTIL", "TITLE"], &rows)
             }))
         }
         ApprovalsCommand::Approve(args) => answer(args, true, place, around),
         ApprovalsCommand::Deny(args) => answer(args, false, place, around),
     }
+}
+
+/// Enough of a did to tell it from others: what all have in common is left out.
+fn short_did(did: &str) -> String {
+    output::short(did.strip_prefix("did:key:").unwrap_or(did))
+}
+
+/// The task's title, and of a budget which limit is to be raised, and how far.
+fn question_title(question: &Value) -> String {
+    let title = word(question, "title");
+    let number = |target: &Value, name: &str| target.get(name).and_then(Value::as_u64);
+    let raised = question.get("target").and_then(|target| {
+        let (from, to) = (number(target, "from")?, number(target, "to")?);
+        Some(format!("{} {from}→{to}", word(target, "metric")))
+    });
+    raised.map_or_else(|| title.clone(), |raised| format!("{title}: {raised}"))
 }
 
 fn answer(
@@ -303,6 +371,31 @@ fn answer(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_beginning_of_an_id_names_one_task() {
+        let tasks = json!([{ "taskId": "task_abcdefgh1" }, { "taskId": "task_abcdefgh22" },
+            { "taskId": "task_abcdefgh2" }]);
+        let found = |id| begun_by(id, &tasks).map_err(|failure| failure.exit);
+        assert_eq!(found("task_abcdefgh"), Err(exit::USAGE));
+        assert_eq!(found("task_abcdefgh1"), Ok("task_abcdefgh1".into()));
+        assert_eq!(found("task_abcdefgh2"), Ok("task_abcdefgh2".into()));
+        assert_eq!(found("task_zzzzzzzz"), Ok("task_zzzzzzzz".into()));
+        assert_eq!(
+            begun_by("task_abcd", &json!([{ "taskId": "task_abcdefgh" }])).ok(),
+            Some("task_abcdefgh".into())
+        );
+    }
+
+    #[test]
+    fn a_raised_budget_is_told_with_the_title() {
+        let mut question = json!({ "title": "t", "target": { "gate": "contract_acceptance" } });
+        assert_eq!(question_title(&question), "t");
+        question["target"] = json!({ "gate": "budget_overrun", "metric": "maxTotalTokens",
+            "from": 300, "to": 600 });
+        assert_eq!(question_title(&question), "t: maxTotalTokens 300→600");
+        assert_eq!(short_did("did:key:z6MkhaXgBZDvotDkL5257"), "z6MkhaXgBZDv");
+    }
 
     #[test]
     fn a_strangers_words_cannot_move_the_cursor() {
