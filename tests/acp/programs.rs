@@ -376,7 +376,7 @@ fn a_worker_that_cannot_store_ends_and_says_why() {
     let _delegate = Program { child, line: String::new() };
     assert_eq!(worker.ended(), Some(1));
     let errors = fs::read_to_string(place.path("worker.err")).unwrap();
-    assert!(errors.contains("store_gone"), "{errors}");
+    assert!(errors.contains("was removed or replaced"), "{errors}");
 }
 
 #[test]
