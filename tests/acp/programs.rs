@@ -428,7 +428,9 @@ fn no_relay_is_exit_code_4_and_bad_words_are_2() {
     assert_eq!(code(&["--to", did.trim(), "--relay", &dead]), Some(2));
     assert_eq!(code(&["--relay", "http://169.254.169.254/"]), Some(2));
     // A worker that is named by its did needs a relay.
-    assert_eq!(place.run(&place.delegate(&key, did.trim())).status.code(), Some(1));
+    assert_eq!(place.run(&place.delegate(&key, did.trim())).status.code(), Some(2));
+    assert_eq!(code(&["--relay", &dead, "--budget", "{\"foo\":1}"]), Some(2));
+    assert_eq!(code(&["--relay", &dead, "--output-schema", "@/nonexistent"]), Some(2));
     let open = place.text("open.json");
     fs::copy(&key, &open).unwrap();
     use std::os::unix::fs::PermissionsExt as _;

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::terminal::{Terminal, say};
 use super::worker::{audit_plan, serve_at};
 use super::{Place, Surroundings, form, protocol, stop_signals};
+use crate::acp::code::Code;
 use crate::acp::json::{canonical, parse};
 use crate::acp::owner::Order;
 use crate::acp::value::{Name, Time};
@@ -64,10 +65,21 @@ fn check(args: &DelegateArgs) -> Result<(), Failure> {
     }
 }
 
+/// What the arguments name wrongly, which shows only when the order is made, is usage as well.
+fn misnamed(error: crate::acp::code::Error) -> Failure {
+    let usage = matches!(
+        error.code(),
+        Code::BadField | Code::UnknownMember | Code::BadDid | Code::BadTime | Code::DuplicateWorker
+    );
+    let failure = protocol(error);
+    Failure { exit: if usage { exit::USAGE } else { failure.exit }, ..failure }
+}
+
 /// JSON in place, in a file (`@FILE`), or on stdin (`-`).
 fn read_json(name: &str, text: &str) -> Result<Value, Failure> {
     let bytes = match text.strip_prefix('@') {
-        Some(path) => files::read(Path::new(path), MAX_JSON)?,
+        Some(path) => files::read(Path::new(path), MAX_JSON)
+            .map_err(|error| Failure { exit: exit::USAGE, ..error.into() })?,
         None if text == "-" => {
             let mut bytes = zeroize::Zeroizing::new(Vec::new());
             let limit = u64::try_from(MAX_JSON).unwrap_or(u64::MAX).saturating_add(1);
@@ -173,7 +185,7 @@ fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<Ex
         stop.cancel();
         drop(office);
         let ended = task.await.map_err(OfficeError::from)?;
-        let answer = done.map_err(protocol)?;
+        let answer = done.map_err(misnamed)?;
         ended?;
         let code = conclude(args, place, &answer)?;
         Ok(if cancel.is_cancelled() { ExitCode::from(INTERRUPTED) } else { code })
