@@ -244,14 +244,14 @@ impl Provider {
         // Ends with the test's process.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let request = Self::serve(stream);
-                kept.lock().unwrap().push(request);
+                Self::serve(stream, &kept);
             }
         });
         Self { url, requests }
     }
 
-    fn serve(mut stream: std::net::TcpStream) -> String {
+    /// Notes a request, then answers it: whoever has the answer finds it noted.
+    fn serve(mut stream: std::net::TcpStream, kept: &std::sync::Mutex<Vec<String>>) {
         use std::io::{Read, Write};
         let mut request = Vec::new();
         let mut buffer = [0; 4096];
@@ -274,6 +274,7 @@ impl Provider {
         }
         let request = String::from_utf8(request).unwrap();
         let (kind, body) = Self::answer(&request);
+        kept.lock().unwrap().push(request);
         let status = if kind.is_empty() { "429 Too Many Requests" } else { "200 OK" };
         let head = format!(
             "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nset-cookie: a=b\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
@@ -281,7 +282,6 @@ impl Provider {
         );
         stream.write_all(head.as_bytes()).unwrap();
         stream.write_all(body.as_bytes()).unwrap();
-        request
     }
 
     fn answer(request: &str) -> (&'static str, String) {

@@ -9,9 +9,7 @@ use commsd::acp::code::Code;
 use commsd::acp::did::Secret;
 use commsd::acp::gateway::Admission;
 use commsd::acp::objects::*;
-use commsd::acp::owner::{Given, Order, Question, Route};
-use commsd::acp::steps;
-use commsd::acp::value::*;
+use commsd::acp::owner::{Given, Order, Question};
 use commsd::daemon::acp::delegation::{self, Standing, Watcher};
 use commsd::daemon::acp::{AuditPlan, Local, Office, OfficeError, OfficeOptions, OfficeTask};
 use commsd::runtime::adapter::{AdapterKind, AdapterOptions};
@@ -43,32 +41,13 @@ impl Watcher for Silent {
     fn asked(&self, _: &Question) {}
 }
 
-pub fn order(worker: u8, input: Value) -> Order {
+/// As owners order in simulation, by the real clock.
+fn order(worker: u8, input: Value) -> Order {
     Order {
-        worker: key(worker).did(),
-        worker_key: None,
-        invite: None,
-        route: Route::Local,
-        title: Name::parse("a report").unwrap(),
-        description: Prose::default(),
         input,
-        input_schema: SchemaText(json!(true)),
         output_schema: SchemaText(json!({ "type": "object" })),
         deadline: unix_now().plus(600_000),
-        verify_within_ms: 600_000,
-        verification: Verification {
-            method: VerificationMethod::Schema,
-            checks: Seq::default(),
-            mode: VerificationMode::All,
-        },
-        budget: steps::unlimited(),
-        sandbox: steps::sandbox(Isolation::Subprocess),
-        attested: true,
-        max_revisions: 0,
-        grants: Vec::new(),
-        auto_approve: true,
-        group: None,
-        labels: Labels::default(),
+        ..crate::owners::order(worker)
     }
 }
 

@@ -10,8 +10,8 @@ use commsd::acp::json::canonical;
 use commsd::acp::log::View;
 use commsd::acp::objects::*;
 use commsd::acp::owner::{
-    Action, Given, Grant, Group, Note, Noted, Order, Outcome, Owner, OwnerRecord, Profile, Route,
-    Stored, ToolRequest, ask_policy, choose_level,
+    Action, Given, Grant, Group, InviteTerms, Note, Noted, Order, Outcome, Owner, OwnerRecord,
+    Profile, Route, Stored, ToolRequest, ask_policy, choose_level,
 };
 use commsd::acp::run::{Ended, Job, Progress, Ran, RunFacts};
 use commsd::acp::steps;
@@ -252,7 +252,7 @@ fn ran(job: &Job, ended: Ended, now: u64) -> Ran {
     }
 }
 
-fn order(worker: u8) -> Order {
+pub fn order(worker: u8) -> Order {
     Order {
         worker: did(worker),
         worker_key: None,
@@ -278,6 +278,17 @@ fn order(worker: u8) -> Order {
         auto_approve: true,
         group: None,
         labels: Labels::default(),
+    }
+}
+
+fn bobs_terms(max_uses: u64) -> InviteTerms {
+    InviteTerms {
+        name: Name::parse("Bob").unwrap(),
+        relay_urls: vec![UrlText::parse("http://127.0.0.1:8787").unwrap()],
+        encryption_key: None,
+        skills: Vec::new(),
+        max_uses,
+        life_ms: 3_600_000,
     }
 }
 
@@ -453,17 +464,8 @@ fn levels_are_chosen_as_the_manifest_allows() {
 fn invites_admit_are_counted_and_can_be_taken_back() {
     let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
     town.side(2).owner.admit(Admission::Invited);
-    let invite = town.with(2, |owner, now, entropy| {
-        let terms = commsd::acp::owner::InviteTerms {
-            name: Name::parse("Bob").unwrap(),
-            relay_urls: vec![UrlText::parse("http://127.0.0.1:8787").unwrap()],
-            encryption_key: None,
-            skills: Vec::new(),
-            max_uses: 1,
-            life_ms: 3_600_000,
-        };
-        owner.invite(terms, now, entropy).unwrap()
-    });
+    let invite =
+        town.with(2, |owner, now, entropy| owner.invite(bobs_terms(1), now, entropy).unwrap());
     let task = town.order(1, order(2));
     town.settle_down(&mut echo);
     assert_eq!(town.view(1, &task).state(), None, "a stranger gets no answer");
@@ -521,17 +523,8 @@ fn a_schema_that_asks_for_more_steps_than_there_is_time_is_refused() {
 #[test]
 fn what_was_accepted_runs_after_a_crash_although_its_invite_is_used_up() {
     let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
-    let invite = town.with(2, |owner, now, entropy| {
-        let terms = commsd::acp::owner::InviteTerms {
-            name: Name::parse("Bob").unwrap(),
-            relay_urls: vec![UrlText::parse("http://127.0.0.1:8787").unwrap()],
-            encryption_key: None,
-            skills: Vec::new(),
-            max_uses: 3,
-            life_ms: 3_600_000,
-        };
-        owner.invite(terms, now, entropy).unwrap()
-    });
+    let invite =
+        town.with(2, |owner, now, entropy| owner.invite(bobs_terms(3), now, entropy).unwrap());
     // Two places, three tasks: the third waits for one.
     let by = || Order { invite: Some(invite.invite_id.clone()), ..order(2) };
     let tasks: Vec<Digest> = (0..3).map(|_| town.order(1, by())).collect();

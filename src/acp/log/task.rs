@@ -408,6 +408,12 @@ impl TaskLog {
         self.objects.get(digest)
     }
 
+    /// The input of the work, which came with the proposal.
+    #[must_use]
+    pub fn input(&self) -> Option<&Value> {
+        self.entries.first().and_then(|proposal| self.object(proposal.payload.get(1)?))
+    }
+
     /// The objects that the log, or an entry that was given up, names.
     #[must_use]
     pub const fn objects(&self) -> &BTreeMap<Digest, Value> {

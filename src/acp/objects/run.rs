@@ -37,6 +37,22 @@ object! {
     }
 }
 
+impl Usage {
+    /// Nothing that could be measured.
+    #[must_use]
+    pub const fn unmeasured() -> Self {
+        Self {
+            input_tokens: None,
+            output_tokens: None,
+            total_tokens: None,
+            tool_calls: None,
+            wall_time_ms: None,
+            cpu_time_ms: None,
+            output_bytes: None,
+        }
+    }
+}
+
 object! {
     /// Money, for information only.
     pub struct Cost {

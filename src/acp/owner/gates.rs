@@ -91,8 +91,7 @@ fn about(log: &TaskLog, target: &Target) -> Vec<String> {
     let manifest = &contract.manifest;
     match target {
         Target::ContractAcceptance { .. } => {
-            let input = log.entries().first().and_then(|entry| log.object(entry.payload.get(1)?));
-            let input = input.map(ToString::to_string).unwrap_or_default();
+            let input = log.input().map(ToString::to_string).unwrap_or_default();
             let mut lines: Vec<String> = manifest.description.lines().map(cut).take(8).collect();
             lines.push(format!("input ({} bytes): {}", input.len(), cut(&input)));
             lines.push(format!(

@@ -56,18 +56,6 @@ pub fn choose_level(
     )
 }
 
-fn no_usage() -> Usage {
-    Usage {
-        input_tokens: None,
-        output_tokens: None,
-        total_tokens: None,
-        tool_calls: None,
-        wall_time_ms: None,
-        cpu_time_ms: None,
-        output_bytes: None,
-    }
-}
-
 impl Owner {
     /// A run says how far it is.
     ///
@@ -144,8 +132,7 @@ impl Owner {
         }
         verify::check_manifest(&contract.manifest)?;
         let manifest = &contract.manifest;
-        let proposal = log.entries().first().and_then(|entry| entry.payload.get(1));
-        let input = proposal.and_then(|digest| log.object(digest)).ok_or_else(super::unknown)?;
+        let input = log.input().ok_or_else(super::unknown)?;
         verify::check_input(manifest, input)?;
         self.level_for(contract)
     }
@@ -269,9 +256,7 @@ impl Owner {
         let contract = contract(view)?;
         let manifest = &contract.manifest;
         let log = self.gateway.task(&task).ok_or_else(super::unknown)?;
-        let input = log.entries().first().and_then(|entry| entry.payload.get(1));
-        let input = input.and_then(|digest| log.object(digest)).cloned();
-        let input = input.ok_or_else(super::unknown)?;
+        let input = log.input().cloned().ok_or_else(super::unknown)?;
         let level = match self.files.get(&task).and_then(|file| file.level) {
             Some(level) => level,
             // Chosen before a restart: what is there now decides. That it was taken stands.
@@ -365,7 +350,7 @@ impl Owner {
         let mut cx = Self::cx(&self.key, turn);
         let (usage, source, model, started) = match ran {
             Some(ran) => (ran.usage.clone(), ran.source, ran.model.clone(), ran.started_at),
-            None => (no_usage(), UsageSource::Metered, None, cx.now),
+            None => (Usage::unmeasured(), UsageSource::Metered, None, cx.now),
         };
         steps::usage(&mut cx, view, usage, source, (adapter, model), Time::from(started), true)
     }

@@ -118,11 +118,8 @@ impl Standing {
 
 /// What was ordered, as far as the log holds it: an offer that was not answered yet is there as well.
 fn order_of(log: &TaskLog) -> Value {
-    let object = |place| {
-        let payload = log.entries().first().map(|entry| &entry.payload);
-        payload.and_then(|payload| log.object(payload.get(place)?))
-    };
-    let manifest = object(0).and_then(|contract| contract.get("manifest"));
+    let contract = log.entries().first().and_then(|entry| log.object(entry.payload.first()?));
+    let manifest = contract.and_then(|contract| contract.get("manifest"));
     let Some(manifest) = manifest.and_then(Value::as_object) else { return Value::Null };
     let shown = [
         "title",
@@ -138,7 +135,7 @@ fn order_of(log: &TaskLog) -> Value {
     let members = shown
         .iter()
         .filter_map(|name| manifest.get(*name).map(|value| ((*name).to_owned(), value.clone())));
-    let input = object(1).map(|input| ("input".to_owned(), input.clone()));
+    let input = log.input().map(|input| ("input".to_owned(), input.clone()));
     Value::Object(members.chain(input).collect())
 }
 

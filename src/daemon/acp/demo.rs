@@ -492,7 +492,7 @@ impl Pair {
                     };
                     let ran = Ran {
                         ended: Ended::Output(job.input.clone()),
-                        usage: nothing_used(),
+                        usage: Usage::unmeasured(),
                         source: UsageSource::Metered,
                         model: None,
                         started_at: now,
@@ -505,18 +505,6 @@ impl Pair {
             mail.extend(out.sends);
         }
         Standing::of(&self.owners[0], &task).map(|standing| told(&standing))
-    }
-}
-
-const fn nothing_used() -> Usage {
-    Usage {
-        input_tokens: None,
-        output_tokens: None,
-        total_tokens: None,
-        tool_calls: None,
-        wall_time_ms: None,
-        cpu_time_ms: None,
-        output_bytes: None,
     }
 }
 
