@@ -4,9 +4,11 @@
 //! hub that are not here: mailboxes, uplinks, a gate, a policy on extensions.
 //!
 //! The reference's hub has no bounds; ours has one on everything, and what is over one is not taken,
-//! silently as the protocol is. No link can use up what another one has.
+//! silently as the protocol is. No link, and no address by opening many links, can use up what
+//! others have.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 
 use super::records::Now;
 use super::wire::advert::PeerAdvert;
@@ -31,14 +33,20 @@ pub struct LinkId(pub u64);
 pub struct Limits {
     /// Devices of one link: a daemon fronts all its agents by one.
     pub devices_of_link: usize,
+    /// Devices of all links of one address: a team behind one router. A quarter of all.
+    pub devices_of_source: usize,
     /// Devices in all.
     pub devices: usize,
     /// Encoded bytes of one advert; real ones are about 2 kB.
     pub advert_bytes: usize,
+    /// Encoded bytes of the adverts of one address. A quarter of all.
+    pub advert_bytes_of_source: usize,
     /// Encoded bytes of all adverts held.
     pub advert_bytes_total: usize,
     /// Pairings that one link has asked for and that hold.
     pub pairs_of_link: usize,
+    /// Of these, all that links of one address have asked for. A quarter of all.
+    pub pairs_of_source: usize,
     /// Pairings in all.
     pub pairs: usize,
     /// Adverts of one link taken at once, before [`Limits::advert_every_ms`] counts.
@@ -52,11 +60,14 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             devices_of_link: 256,
+            devices_of_source: 1_024,
             devices: 4_096,
             advert_bytes: 8 * 1024,
+            advert_bytes_of_source: 1024 * 1024,
             advert_bytes_total: 4 * 1024 * 1024,
             // Each agent behind the link with 16 others.
             pairs_of_link: 4_096,
+            pairs_of_source: 65_536,
             pairs: 262_144,
             advert_burst: 512,
             // A link full of devices, each gossiping in its turn.
@@ -148,7 +159,17 @@ struct Held {
     order: u64,
 }
 
+/// What the links of one address hold together.
+#[derive(Default)]
+struct Share {
+    links: usize,
+    devices: usize,
+    advert_bytes: usize,
+    pairs: usize,
+}
+
 struct Link {
+    source: IpAddr,
     devices: BTreeSet<DeviceId>,
     own: Option<DeviceId>,
     /// Our end and the other of the newest pairing.
@@ -166,6 +187,7 @@ struct Link {
 pub struct RelayHub {
     limits: Limits,
     links: BTreeMap<LinkId, Link>,
+    shares: BTreeMap<IpAddr, Share>,
     directory: BTreeMap<DeviceId, Held>,
     /// Both ways round, with the link that asked.
     pairs: BTreeMap<(DeviceId, DeviceId), LinkId>,
@@ -182,9 +204,10 @@ impl RelayHub {
         Self { limits, ..Self::default() }
     }
 
-    /// A link is there.
-    pub fn opened(&mut self, link: LinkId, now: Now) {
+    /// A link is there, from this address (IPv6: its /64).
+    pub fn opened(&mut self, link: LinkId, source: IpAddr, now: Now) {
         let fresh = Link {
+            source,
             devices: BTreeSet::new(),
             own: None,
             latest: None,
@@ -194,13 +217,22 @@ impl RelayHub {
             caught_up_at: None,
         };
         self.links.insert(link, fresh);
+        self.shares.entry(source).or_default().links += 1;
     }
 
     /// A link has ended: its devices and pairings go with it, and nobody is told.
     pub fn closed(&mut self, link: LinkId) {
-        let Some(ended) = self.links.remove(&link) else { return };
-        for device in ended.devices {
+        let Some(ended) = self.links.get(&link) else { return };
+        let (source, devices) = (ended.source, ended.devices.clone());
+        for device in devices {
             self.forget(&device);
+        }
+        self.links.remove(&link);
+        if let Some(share) = self.shares.get_mut(&source) {
+            share.links -= 1;
+            if share.links == 0 {
+                self.shares.remove(&source);
+            }
         }
     }
 
@@ -308,9 +340,15 @@ impl RelayHub {
         }
         let freed = before.map_or(0, |(.., bytes)| bytes);
         let joins = before.is_none_or(|(link, ..)| link != id);
-        let of_link = self.links.get(&id).map_or(usize::MAX, |link| link.devices.len());
-        if (joins && of_link >= self.limits.devices_of_link)
+        let Some(link) = self.links.get(&id) else { return false };
+        let Some(share) = self.shares.get(&link.source) else { return false };
+        // What another link of the same address gives up counts as taken until it has moved.
+        let own = if joins { 0 } else { freed };
+        let crowded = link.devices.len() >= self.limits.devices_of_link
+            || share.devices >= self.limits.devices_of_source;
+        if (joins && crowded)
             || (before.is_none() && self.directory.len() >= self.limits.devices)
+            || share.advert_bytes - own + bytes > self.limits.advert_bytes_of_source
             || self.advert_bytes - freed + bytes > self.limits.advert_bytes_total
         {
             self.stats.over_bounds += 1;
@@ -318,10 +356,12 @@ impl RelayHub {
         }
         if joins && before.is_some() {
             self.forget(&advert.device);
-        } else {
-            self.advert_bytes -= freed;
         }
-        self.advert_bytes += bytes;
+        self.advert_bytes = self.advert_bytes - own + bytes;
+        if let Some(share) = self.share(id) {
+            share.devices += usize::from(joins);
+            share.advert_bytes = share.advert_bytes - own + bytes;
+        }
         let order = before.map_or_else(
             || {
                 self.next_order += 1;
@@ -335,6 +375,11 @@ impl RelayHub {
             link.devices.insert(advert.device);
         }
         true
+    }
+
+    /// What the address of a link holds.
+    fn share(&mut self, link: LinkId) -> Option<&mut Share> {
+        self.shares.get_mut(&self.links.get(&link)?.source)
     }
 
     /// The link's own device is the one of its devices that is longest in the directory.
@@ -373,6 +418,10 @@ impl RelayHub {
     fn forget(&mut self, device: &DeviceId) {
         let Some(held) = self.directory.remove(device) else { return };
         self.advert_bytes -= held.bytes;
+        if let Some(share) = self.share(held.link) {
+            share.devices -= 1;
+            share.advert_bytes -= held.bytes;
+        }
         if let Some(link) = self.links.get_mut(&held.link) {
             link.devices.remove(device);
             if link.own == Some(*device) {
@@ -386,7 +435,10 @@ impl RelayHub {
             self.pairs.remove(&(ours, theirs));
             self.pairs.remove(&(theirs, ours));
             if let Some(link) = self.links.get_mut(&by) {
-                link.pairs = link.pairs.saturating_sub(1);
+                link.pairs -= 1;
+            }
+            if let Some(share) = self.share(by) {
+                share.pairs -= 1;
             }
         }
     }
@@ -402,7 +454,10 @@ impl RelayHub {
             return;
         }
         if !self.pairs.contains_key(&(source, target)) {
-            if link.pairs >= self.limits.pairs_of_link || self.pairs.len() / 2 >= self.limits.pairs
+            let of_source = self.shares.get(&link.source).map_or(usize::MAX, |share| share.pairs);
+            if link.pairs >= self.limits.pairs_of_link
+                || of_source >= self.limits.pairs_of_source
+                || self.pairs.len() / 2 >= self.limits.pairs
             {
                 self.stats.over_bounds += 1;
                 return;
@@ -411,6 +466,9 @@ impl RelayHub {
             self.pairs.insert((target, source), id);
             if let Some(link) = self.links.get_mut(&id) {
                 link.pairs += 1;
+            }
+            if let Some(share) = self.share(id) {
+                share.pairs += 1;
             }
         }
         for (link, ends) in [(id, (source, target)), (there, (target, source))] {

@@ -44,6 +44,14 @@ pub enum Policy {
     Gateway,
 }
 
+impl Policy {
+    /// Whether somebody who was let in under this needs no new yes to come in under another.
+    #[must_use]
+    pub fn covers(self, other: Self) -> bool {
+        self == Self::Full || self == other
+    }
+}
+
 /// How a session came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionKind {

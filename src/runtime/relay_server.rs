@@ -38,7 +38,7 @@ use tokio_util::task::TaskTracker;
 use self::queue::{Queue, QueueLimits, Total};
 use super::clock::Clock;
 use super::http::{CertificateError, acceptor, forwarded_for, host_is_ours, websocket_accept};
-use super::listener::{BindError, SourceGuard, Sources, bind, tune};
+use super::listener::{BindError, SourceGuard, Sources, bind, source_of, tune};
 use super::tls::MAX_TLS_BUFFER;
 use crate::mesh::relay_hub::{HubFrame, Limits, LinkId, RelayHub};
 use crate::mesh::wire::frame::Frame;
@@ -64,6 +64,8 @@ pub struct ServerLimits {
     pub links: usize,
     /// Connections that are no links yet, in all.
     pub handshakes: usize,
+    /// Of these, of one address; behind a proxy, which has its own bound, all places are one's.
+    pub handshakes_of_source: usize,
     /// Connections of one address (IPv6: of one /64): a team behind one router.
     pub per_source: usize,
     /// For TLS, and for a request's head.
@@ -93,7 +95,10 @@ impl Default for ServerLimits {
         Self {
             tables: Limits::default(),
             links: 1024,
-            handshakes: 128,
+            handshakes: 256,
+            // A team behind one router that connects again at the same moment; who finds no place
+            // comes again a second later.
+            handshakes_of_source: 32,
             per_source: 64,
             handshake: Duration::from_secs(10),
             register: Duration::from_secs(60),
@@ -165,6 +170,7 @@ struct Shared {
     clock: Clock,
     options: ServerOptions,
     sources: Arc<Sources>,
+    shaking: Arc<Sources>,
     total: Arc<Total>,
     handshakes: AtomicUsize,
     links: AtomicUsize,
@@ -197,6 +203,7 @@ impl RelayServer {
             }),
             clock: Clock::start(),
             sources: Sources::new(limits.per_source),
+            shaking: Sources::new(limits.handshakes_of_source),
             total: Arc::default(),
             handshakes: AtomicUsize::new(0),
             links: AtomicUsize::new(0),
@@ -232,7 +239,16 @@ impl RelayServer {
                         shared.refuse(peer.ip(), "too_many_handshakes");
                         continue;
                     }
-                    let place = Counted::new(&shared, |shared| &shared.handshakes);
+                    let of_source = if shared.options.behind_proxy {
+                        None
+                    } else if let Some(guard) = shared.shaking.admit(peer.ip()) {
+                        Some(guard)
+                    } else {
+                        shared.refuse(peer.ip(), "too_many_handshakes_of_source");
+                        continue;
+                    };
+                    let count = Counted::new(&shared, |shared| &shared.handshakes);
+                    let place = Place { _count: count, _of_source: of_source };
                     let (tls, served) = (tls.clone(), Arc::clone(&shared));
                     shared.tracker.spawn(async move {
                         tokio::select! {
@@ -275,6 +291,12 @@ impl Drop for Counted {
     fn drop(&mut self) {
         (self.count)(&self.shared).fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// A connection's place while it is no link yet.
+struct Place {
+    _count: Counted,
+    _of_source: Option<SourceGuard>,
 }
 
 impl Shared {
@@ -328,7 +350,7 @@ async fn connection(
     stream: TcpStream,
     peer: IpAddr,
     tls: Option<TlsAcceptor>,
-    place: Counted,
+    place: Place,
     shared: &Arc<Shared>,
 ) {
     // Behind a proxy all come from one address; the request tells.
@@ -358,7 +380,7 @@ async fn requests(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     peer: IpAddr,
     source: Option<SourceGuard>,
-    place: Counted,
+    place: Place,
     shared: &Arc<Shared>,
 ) {
     let within = shared.options.limits.handshake;
@@ -396,7 +418,7 @@ fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
 fn answer(
     mut request: Request<Incoming>,
     peer: IpAddr,
-    taken: Option<(Option<SourceGuard>, Counted)>,
+    taken: Option<(Option<SourceGuard>, Place)>,
     shared: &Arc<Shared>,
 ) -> Response<Full<Bytes>> {
     let refuse = |status: StatusCode, reason: &'static str| {
@@ -530,7 +552,7 @@ async fn serve_link(
     {
         let mut tables = shared.tables.lock();
         tables.queues.insert(id, Arc::clone(&queue));
-        tables.hub.opened(id, shared.clock.now());
+        tables.hub.opened(id, source_of(source), shared.clock.now());
     }
     tracing::debug!(event = "hub_link_opened", link = id.0, source = %source);
     let (mut sink, mut stream) = socket.split();

@@ -2,6 +2,7 @@
 //! hub may be as false as it likes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 
 use commsd::codec::time::UnixMillis;
 use commsd::identity::device::{DeviceId, DeviceKey};
@@ -182,7 +183,8 @@ impl World {
             return;
         }
         let (session, link) = (SessionId(self.id()), LinkId(self.id()));
-        self.hub.opened(link, self.clock());
+        let address = IpAddr::from([192, 0, 2, u8::try_from(at).unwrap()]);
+        self.hub.opened(link, address, self.clock());
         self.machines[at].session = Some((session, link));
         let (remote, origin) = (DeviceId([0; 32]), Origin::Network);
         self.inputs.push_back((at, Input::Dialled { dial, session, remote, origin }));

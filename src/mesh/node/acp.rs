@@ -128,7 +128,7 @@ impl Node {
         let carrier = self.carrier_of(session);
         self.is_trusted(device)
             || self.sessions.get(&carrier).is_some_and(|session| {
-                let is_approved = self.approved_remotes.contains(&session.remote);
+                let is_approved = self.is_approved(session.remote, session.policy());
                 session.is_same_user() || is_approved && !self.needs_trust(carrier)
             })
     }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::super::records::Now;
-use super::super::session::{Origin, SessionId, SessionKind};
+use super::super::session::{Origin, Policy, SessionId, SessionKind};
 use super::{CommandError, CommandResult, DialFor, DialId, DialTarget, Node, OpId, Output};
 use crate::identity::device::DeviceId;
 
@@ -76,7 +76,7 @@ impl Node {
         // Asked for anew, an earlier no of ours or theirs does not count.
         if op.is_some() && !self.is_hosted(&remote) {
             self.refused_remotes.remove(&remote);
-            self.approve(remote);
+            self.approve(remote, Policy::Full);
         }
         self.session_opened(session, self.daemon, remote, SessionKind::NetworkDialled, origin, now);
         if !self.sessions.contains_key(&session) {

@@ -9,7 +9,8 @@ use super::super::log::LogEvent;
 use super::super::message::MeshMessage;
 use super::super::records::{AgentRecord, AgentStatus, Now, PeerInfo, Visibility};
 use super::super::session::{
-    APPROVAL_WINDOW_MS, Admission, MAX_WAITING_FOR_DECISION, SessionId, SessionKind,
+    APPROVAL_WINDOW_MS, Admission, MAX_WAITING_FOR_DECISION, Policy, Session, SessionId,
+    SessionKind,
 };
 use super::super::wire::room_path::RoomPath;
 use super::requests::{error, ok};
@@ -416,8 +417,8 @@ impl Node {
     ) -> Answer {
         let Some(held) = self.sessions.get_mut(&session) else { return Answer::Later };
         held.admission = Admission::AwaitingApproval;
-        let remote = held.remote;
-        if self.approved_remotes.contains(&remote) {
+        let (remote, policy) = (held.remote, held.policy());
+        if self.is_approved(remote, policy) {
             self.answer(to, ok(), now);
             self.admitted(session, now);
             return Answer::Later;
@@ -486,13 +487,16 @@ impl Node {
             self.answer(to, outcome, now);
         }
         if accept {
-            self.approve(remote);
+            let asked = decision.session.and_then(|session| self.sessions.get(&session));
+            let policy = asked.map(Session::policy).unwrap_or_default();
+            self.approve(remote, policy);
             // Those it opened, and those of ours that it has answered already.
             let waiting: Vec<SessionId> = self
                 .sessions
                 .values()
                 .filter(|s| s.remote == remote && s.admission == Admission::AwaitingApproval)
                 .filter(|s| s.kind != SessionKind::NetworkDialled || s.let_in)
+                .filter(|s| policy.covers(s.policy()))
                 .map(|s| s.id)
                 .collect();
             for session in waiting {
@@ -515,13 +519,23 @@ impl Node {
         Some(CommandResult::Done)
     }
 
-    /// Lets another machine in for this run of the daemon.
-    pub(super) fn approve(&mut self, remote: DeviceId) {
-        self.approved_remotes.retain(|approved| *approved != remote);
+    /// Whether another machine was let in, under this policy or without limits.
+    pub(super) fn is_approved(&self, remote: DeviceId, policy: Policy) -> bool {
+        self.approved_remotes.iter().any(|(device, by)| *device == remote && by.covers(policy))
+    }
+
+    /// Lets another machine in for this run of the daemon: everywhere, or by listeners with this
+    /// policy.
+    pub(super) fn approve(&mut self, remote: DeviceId, policy: Policy) {
+        if self.is_approved(remote, policy) {
+            return;
+        }
+        self.approved_remotes
+            .retain(|(device, before)| *device != remote || !policy.covers(*before));
         if self.approved_remotes.len() >= MAX_APPROVED {
             self.approved_remotes.pop_front();
         }
-        self.approved_remotes.push_back(remote);
+        self.approved_remotes.push_back((remote, policy));
     }
 
     /// Our first word to another machine.
@@ -551,7 +565,7 @@ impl Node {
             Outcome::Ok(_) => {
                 let Some(held) = self.sessions.get_mut(&session) else { return };
                 held.let_in = true;
-                if self.approved_remotes.contains(&remote) {
+                if self.is_approved(remote, Policy::Full) {
                     self.admitted(session, now);
                 } else if !self.mesh_decisions.values().any(|d| d.requester == remote)
                     && !self.ask_about_machine(

@@ -294,9 +294,10 @@ impl Node {
     pub(super) fn gossip(&mut self, id: SessionId, adverts: Vec<PeerAdvert>, now: Now) {
         let Some(session) = self.sessions.get(&id) else { return };
         let remote = session.remote;
-        let fronts = session.is_admitted()
-            && !session.is_machine_local()
-            && session.policy() != Policy::Observe;
+        let fronts = session.is_admitted() && !session.is_machine_local();
+        if session.policy() == Policy::Observe {
+            return;
+        }
         for advert in adverts {
             let device = advert.device;
             if self.is_hosted(&device) {
@@ -307,7 +308,7 @@ impl Node {
             if device != remote && (!fronts || self.is_here(&device)) {
                 continue;
             }
-            if self.needs_trust(id) && device != remote && !self.takes_from_hub(id, &advert, now) {
+            if self.needs_trust(id) && !self.takes_from_hub(id, &advert, now) {
                 continue;
             }
             let known = self.directory.get(&device).is_some_and(|entry| entry.agent.is_some());

@@ -56,7 +56,7 @@ use super::journal::{Record, Ticket};
 use super::log::LogEvent;
 use super::records::{AgentRecord, ConsentPolicy, Now};
 use super::replica::Replica;
-use super::session::{Origin, Session, SessionId, SessionKind};
+use super::session::{Origin, Policy, Session, SessionId, SessionKind};
 use super::wire::advert::PeerAdvert;
 use super::wire::cose::CoseSign1;
 use super::wire::frame::Frame;
@@ -627,7 +627,7 @@ pub struct Node {
     hub: hub::HubState,
     connections: connect::Connections,
     /// In the order of their approval.
-    approved_remotes: VecDeque<DeviceId>,
+    approved_remotes: VecDeque<(DeviceId, Policy)>,
     refused_remotes: BTreeMap<DeviceId, u64>,
     dials: BTreeMap<DialId, DialFor>,
     ops: BTreeMap<OpId, Op>,

@@ -13,6 +13,15 @@ fn at(seconds: u64) -> Now {
     Now { mono: seconds * 1000, unix: UnixMillis(BASE + seconds * 1000) }
 }
 
+/// Two links share an address.
+fn source(link: u64) -> IpAddr {
+    IpAddr::from([192, 0, 2, u8::try_from(link / 2).unwrap()])
+}
+
+fn open_link(hub: &mut RelayHub, link: u64, now: Now) {
+    hub.opened(LinkId(link), source(link), now);
+}
+
 fn keys(count: usize) -> Vec<DeviceKey> {
     (0..count).map(|_| DeviceKey::generate().unwrap()).collect()
 }
@@ -31,7 +40,7 @@ fn with_devices(keys: &[DeviceKey]) -> RelayHub {
     let mut hub = RelayHub::new(Limits::default());
     for (n, key) in keys.iter().enumerate() {
         let link = LinkId(n as u64);
-        hub.opened(link, at(0));
+        open_link(&mut hub, link.0, at(0));
         hub.frame(link, HubFrame::Gossip(vec![advert(key, 0)]), at(0));
     }
     drain(&mut hub);
@@ -68,7 +77,7 @@ fn adverts_go_to_all_others_and_the_newcomer_catches_up() {
     let keys = keys(3);
     let mut hub = RelayHub::new(Limits::default());
     for link in 0..3 {
-        hub.opened(LinkId(link), at(0));
+        open_link(&mut hub, link, at(0));
     }
     // A link that has said nothing hears as well; who is alone gets no catch-up.
     let out = gossip(&mut hub, 0, vec![advert(&keys[0], 0)], at(0));
@@ -95,7 +104,7 @@ fn a_device_belongs_to_the_link_with_its_newest_advert() {
     let keys = keys(2);
     let (a, b) = (keys[0].id(), keys[1].id());
     let mut hub = with_devices(&keys);
-    hub.opened(LinkId(9), at(1));
+    open_link(&mut hub, 9, at(1));
     connect(&mut hub, 0, b, None);
     // As old from elsewhere: a replay. As old from the same link: taken.
     assert!(gossip(&mut hub, 9, vec![advert(&keys[1], 0)], at(1)).is_empty());
@@ -139,7 +148,7 @@ fn payloads_need_a_pairing_and_say_from_whom() {
     // Unknown, of the same link, or asked for by nobody in particular.
     assert!(connect(&mut hub, 0, DeviceId([9; 32]), None).is_empty());
     assert!(connect(&mut hub, 0, a, None).is_empty());
-    hub.opened(LinkId(9), at(1));
+    open_link(&mut hub, 9, at(1));
     assert!(connect(&mut hub, 9, a, None).is_empty());
     // A link that has ended takes its devices and pairings along.
     hub.closed(LinkId(1));
@@ -154,8 +163,8 @@ fn one_link_fronts_many_devices() {
     let keys = keys(4);
     let ids: Vec<DeviceId> = keys.iter().map(DeviceKey::id).collect();
     let mut hub = RelayHub::new(Limits::default());
-    hub.opened(LinkId(0), at(0));
-    hub.opened(LinkId(1), at(0));
+    open_link(&mut hub, 0, at(0));
+    open_link(&mut hub, 1, at(0));
     gossip(&mut hub, 0, vec![advert(&keys[0], 0), advert(&keys[1], 0)], at(0));
     gossip(&mut hub, 1, vec![advert(&keys[2], 0), advert(&keys[3], 0)], at(0));
     connect(&mut hub, 0, ids[2], Some(ids[1]));
@@ -172,7 +181,7 @@ fn one_link_fronts_many_devices() {
 #[test]
 fn pings_are_answered_and_everything_else_swallowed() {
     let mut hub = RelayHub::default();
-    hub.opened(LinkId(0), at(0));
+    open_link(&mut hub, 0, at(0));
     hub.frame(LinkId(0), HubFrame::Ping, at(0));
     assert_eq!(drain(&mut hub)[0].frame, Frame::Pong);
     let key = DeviceKey::generate().unwrap();
@@ -201,7 +210,7 @@ fn no_link_has_more_than_its_share() {
     };
     let mut hub = RelayHub::new(limits);
     for link in 0..3 {
-        hub.opened(LinkId(link), at(0));
+        open_link(&mut hub, link, at(0));
     }
     let all = |keys: &[DeviceKey]| keys.iter().map(|key| advert(key, 0)).collect::<Vec<_>>();
     gossip(&mut hub, 0, all(&keys[..3]), at(0));
@@ -226,6 +235,40 @@ fn no_link_has_more_than_its_share() {
     assert!(hub.may_gossip(LinkId(1), 2, at(2)) && !hub.may_gossip(LinkId(1), 1, at(2)));
     assert!(hub.may_gossip(LinkId(0), 4, at(2)), "its own affair");
     assert!(!hub.may_gossip(LinkId(0), 5, at(3600)), "never more than the burst");
+}
+
+#[test]
+fn many_links_of_one_address_have_no_more_than_its_share() {
+    let keys = keys(7);
+    let of_one = advert(&keys[0], 0).to_value().encode().len();
+    let limits = Limits {
+        devices_of_source: 3,
+        pairs_of_source: 2,
+        advert_bytes_of_source: 3 * of_one + of_one / 2,
+        ..Limits::default()
+    };
+    let mut hub = RelayHub::new(limits);
+    // 0 and 1 have one address, 2 another.
+    for link in 0..3 {
+        open_link(&mut hub, link, at(0));
+    }
+    let all = |keys: &[DeviceKey]| keys.iter().map(|key| advert(key, 0)).collect::<Vec<_>>();
+    gossip(&mut hub, 0, all(&keys[..2]), at(0));
+    gossip(&mut hub, 1, all(&keys[2..4]), at(0));
+    assert_eq!((hub.stats().devices, hub.stats().over_bounds), (3, 1));
+    gossip(&mut hub, 2, all(&keys[4..]), at(0));
+    assert_eq!(hub.stats().devices, 6, "another address is not touched by it");
+    for (link, target, taken) in [(0, 4, 1), (1, 4, 1), (1, 5, 0), (2, 0, 1)] {
+        assert_eq!(connect(&mut hub, link, keys[target].id(), None).len(), taken, "{link}");
+    }
+    // Within its share a longer advert fits, beyond it does not; what a link gives back is free.
+    let wide = vec![(Value::Text("x/y".into()), Value::Bytes(vec![0; of_one]))];
+    let seconds = i64::try_from(BASE / 1000 + 1).unwrap();
+    let wide = PeerAdvert::sign(&keys[0], Vec::new(), seconds, wide);
+    assert!(gossip(&mut hub, 0, vec![wide.clone()], at(1)).is_empty());
+    hub.closed(LinkId(1));
+    assert!(!gossip(&mut hub, 0, vec![wide], at(1)).is_empty());
+    assert_eq!(connect(&mut hub, 0, keys[5].id(), None).len(), 1);
 }
 
 #[derive(Clone, Debug)]
@@ -269,14 +312,18 @@ proptest! {
                 adverts.insert((n, second), advert(key, second));
             }
         }
-        let limits = Limits { devices_of_link: 4, devices: 6, pairs_of_link: 3, pairs: 6, ..Limits::default() };
+        let limits = Limits {
+            devices_of_link: 4, devices_of_source: 5, devices: 6,
+            pairs_of_link: 3, pairs_of_source: 4, pairs: 6,
+            ..Limits::default()
+        };
         let mut hub = RelayHub::new(limits.clone());
         // What was asked for and not lost since: (device, device), either way round.
         let mut asked: BTreeSet<(DeviceId, DeviceId)> = BTreeSet::new();
         let mut open: BTreeSet<u64> = BTreeSet::new();
         for step in steps {
             match step {
-                Step::Open(link) if open.insert(link) => hub.opened(LinkId(link), at(0)),
+                Step::Open(link) if open.insert(link) => open_link(&mut hub, link, at(0)),
                 Step::Open(_) => {}
                 Step::Close(link) => {
                     let gone: Vec<DeviceId> = hub.directory.iter()
@@ -339,6 +386,17 @@ proptest! {
                 prop_assert!(link.pairs <= limits.pairs_of_link);
                 prop_assert_eq!(link.own.is_some(), !link.devices.is_empty());
                 prop_assert!(link.devices.iter().all(|d| hub.directory[d].link == *id));
+            }
+            let addresses: BTreeSet<IpAddr> = open.iter().map(|link| source(*link)).collect();
+            prop_assert!(hub.shares.keys().copied().eq(addresses));
+            for (address, share) in &hub.shares {
+                let of = |link: &LinkId| source(link.0) == *address;
+                let held = hub.directory.values().filter(|held| of(&held.link));
+                prop_assert_eq!(share.devices, held.clone().count());
+                prop_assert_eq!(share.advert_bytes, held.map(|held| held.bytes).sum::<usize>());
+                prop_assert_eq!(share.pairs, hub.pairs.values().filter(|by| of(by)).count() / 2);
+                prop_assert!(share.devices <= limits.devices_of_source);
+                prop_assert!(share.pairs <= limits.pairs_of_source);
             }
             for ((a, b), by) in &hub.pairs {
                 prop_assert_eq!(hub.pairs.get(&(*b, *a)), Some(by));

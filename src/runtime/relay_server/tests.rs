@@ -240,6 +240,16 @@ async fn no_address_and_no_crowd_takes_all_places() {
     let _ = timeout(HANG, third.read_to_end(&mut rest)).await.expect("an end");
     assert!(rest.is_empty());
     drop((one, two));
+    // Nor the places of those that are no links yet.
+    let hub = start(ServerLimits { handshakes_of_source: 2, ..ServerLimits::default() });
+    let mut waiting = Vec::new();
+    for _ in 0..2 {
+        waiting.push(TcpStream::connect(hub.address).await.unwrap());
+    }
+    let mut third = TcpStream::connect(hub.address).await.unwrap();
+    let _ = timeout(HANG, third.read_to_end(&mut rest)).await.expect("an end");
+    assert!(rest.is_empty());
+    drop(waiting);
     let hub = start(ServerLimits { links: 1, ..ServerLimits::default() });
     let _one = hub.connect().await;
     let stream = TcpStream::connect(hub.address).await.unwrap();

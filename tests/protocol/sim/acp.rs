@@ -7,6 +7,7 @@ use commsd::mesh::node::{
     AcpAsk, Command, CommandResult, DecisionTarget, MAX_CALLS_OF_DEVICE, MAX_ENVELOPE_BYTES,
     MAX_ENVELOPES_A_MINUTE, OpId, SERVICE_DEADLINE_MS,
 };
+use commsd::mesh::session::Policy;
 use commsd::mesh::wire::scope::Scope;
 
 use super::support::{answers, formed, request, two_machines};
@@ -114,7 +115,8 @@ fn whoever_is_another_users_is_heard_but_is_no_peer_and_whoever_was_not_let_in_i
     assert_eq!(world.acp.len(), 1);
 
     // From another machine, before anybody has said yes.
-    let host = world.host_as(HostSpec { machine: 1, listens: true, ..HostSpec::default() });
+    let host =
+        world.host_as(HostSpec { machine: 1, listens: Some(Policy::Full), ..HostSpec::default() });
     world.agent(host, "far");
     world.start(host);
     let outside = world.raw(HostSpec { machine: 2, ..HostSpec::default() });

@@ -10,7 +10,7 @@ use commsd::mesh::message::{MeshMessage, Patch, Snapshot};
 use commsd::mesh::node::{Command, CommandResult, DecisionTarget, DialTarget};
 use commsd::mesh::records::{AgentStatus, DmMessage, MAX_VERSION, PeerInfo, RoomMessage, RoomType};
 use commsd::mesh::replica::{MAX_AGENTS, MAX_ROOMS};
-use commsd::mesh::session::SessionId;
+use commsd::mesh::session::{Policy, SessionId};
 use commsd::mesh::wire::advert::PeerAdvert;
 use commsd::mesh::wire::claim::MAX_TERM;
 use commsd::mesh::wire::frame::Frame;
@@ -466,7 +466,7 @@ fn another_machine_is_let_in_by_an_agent_and_then_is_a_peer() {
 #[test]
 fn another_machine_that_is_refused_is_left_alone() {
     let mut world = World::new(10);
-    let near = world.host_as(HostSpec { listens: true, ..HostSpec::default() });
+    let near = world.host_as(HostSpec { listens: Some(Policy::Full), ..HostSpec::default() });
     let a = world.agent(near, "near");
     world.start(near);
     let raw = world.raw(HostSpec { machine: 1, ..HostSpec::default() });
@@ -504,6 +504,63 @@ fn another_machine_that_is_refused_is_left_alone() {
     // The data listeners of a machine are not for other machines: a data session from there waits
     // like any other.
     assert!(world.node(near).status().peers.is_empty());
+}
+
+#[test]
+fn a_yes_counts_for_the_policy_it_was_given_under() {
+    let mut world = World::new(35);
+    let observe = HostSpec { listens: Some(Policy::Observe), ..HostSpec::default() };
+    let near = world.host_as(observe);
+    let a = world.agent(near, "near");
+    world.start(near);
+    let raw = world.raw(HostSpec { machine: 1, ..HostSpec::default() });
+    let me = world.device(raw);
+    let door = world.network_door(near);
+    let knock = |world: &mut World| {
+        let session = world.raw_dial(raw, door.clone());
+        let name = "raw".into();
+        let knock = MeshMessage::ConnectRequest { data_port: 9, name, fingerprint: String::new() };
+        let id = say(world, raw, session, &knock);
+        world.run(1_000);
+        (session, id)
+    };
+    // An agent of the other machine speaks for itself.
+    let gossip = |world: &mut World, session| {
+        world.run(2_000);
+        let own = [("name", Value::from("visitor")), ("harness", Value::from("raw"))];
+        let advert = advert(world, raw, vec![(Value::from("agent/self"), Value::map(own))]);
+        world.raw_send(raw, session, Frame::Gossip { peers: vec![advert] });
+        world.run(1_000);
+        present(world, near).contains_key(&me)
+    };
+    let let_in = |world: &mut World| {
+        let yes = Command::Accept(DecisionTarget::Connection(me));
+        assert_eq!(world.ask(a, yes), Ok(CommandResult::Done));
+        world.run(1_000);
+    };
+    let (session, id) = knock(&mut world);
+    let_in(&mut world);
+    assert_eq!(answers(&mut world, raw)[&id], "ok");
+    assert!(!gossip(&mut world, session), "it may listen, and is not heard of");
+    // The same listener takes it again; one by which it may do more asks anew.
+    let (_, id) = knock(&mut world);
+    assert_eq!(answers(&mut world, raw)[&id], "ok");
+    world.hosts[near].spec.listens = Some(Policy::Gateway);
+    let (session, id) = knock(&mut world);
+    assert!(!answers(&mut world, raw).contains_key(&id), "held open for a human");
+    let_in(&mut world);
+    assert_eq!(answers(&mut world, raw)[&id], "ok");
+    assert!(!gossip(&mut world, session), "nobody trusts it");
+    world.hosts[near].spec.listens = Some(Policy::Full);
+    let (session, id) = knock(&mut world);
+    assert!(!answers(&mut world, raw).contains_key(&id), "held open for a human");
+    let_in(&mut world);
+    assert_eq!(answers(&mut world, raw)[&id], "ok");
+    assert!(gossip(&mut world, session));
+    // Whoever may do everything may do less.
+    world.hosts[near].spec.listens = Some(Policy::RoomsOnly);
+    let (_, id) = knock(&mut world);
+    assert_eq!(answers(&mut world, raw)[&id], "ok");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use commsd::mesh::events::{DeliveryEvent, DeliveryState};
 use commsd::mesh::message::{FRAME_SCOPE_KIND, FRAME_VERB, MeshMessage, Patch};
 use commsd::mesh::node::{Command, CommandResult, DecisionTarget};
 use commsd::mesh::records::{AgentRecord, AgentStatus, RoomRecord, RoomType, Visibility};
-use commsd::mesh::session::SessionId;
+use commsd::mesh::session::{Policy, SessionId};
 use commsd::mesh::wire::advert::PeerAdvert;
 use commsd::mesh::wire::claim::Claim;
 use commsd::mesh::wire::cose::CoseSign1;
@@ -154,8 +154,9 @@ pub fn formed(world: &mut World, hosts: usize) -> (Vec<usize>, Vec<DeviceId>) {
 
 /// Two machines, each with a daemon that listens and an agent; by now each has knocked at the other.
 pub fn two_machines(world: &mut World) -> ([usize; 2], [DeviceId; 2]) {
-    let near = world.host_as(HostSpec { listens: true, ..HostSpec::default() });
-    let far = world.host_as(HostSpec { machine: 1, listens: true, ..HostSpec::default() });
+    let near = world.host_as(HostSpec { listens: Some(Policy::Full), ..HostSpec::default() });
+    let far =
+        world.host_as(HostSpec { machine: 1, listens: Some(Policy::Full), ..HostSpec::default() });
     let agents = [world.agent(near, "near"), world.agent(far, "far")];
     world.start(near);
     world.start(far);

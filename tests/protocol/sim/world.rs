@@ -88,15 +88,15 @@ pub struct HostSpec {
     pub user: u32,
     /// UDP first contact.
     pub first_contact: bool,
-    /// Listens on the network (`--listen`).
-    pub listens: bool,
+    /// Listens on the network (`--listen`), and what those may do who come by that.
+    pub listens: Option<Policy>,
     /// What it has stored outlives its crash.
     pub durable: bool,
 }
 
 impl Default for HostSpec {
     fn default() -> Self {
-        Self { machine: 0, user: 1000, first_contact: true, listens: false, durable: false }
+        Self { machine: 0, user: 1000, first_contact: true, listens: None, durable: false }
     }
 }
 
@@ -429,7 +429,7 @@ impl World {
         let device = self.device(host);
         let port = self.listen_data(host, device);
         let spec = self.hosts[host].spec;
-        let network_port = spec.listens.then(|| {
+        let network_port = spec.listens.map(|_| {
             self.next_port += 1;
             let listener = Listener::Network { ip: Self::ip(spec.machine), port: self.next_port };
             self.listeners.insert(listener, (host, life, device));
@@ -1181,7 +1181,10 @@ impl World {
         let kind = match listener {
             Listener::Data { .. } => SessionKind::DataAccepted,
             Listener::Well { .. } => SessionKind::PortAccepted,
-            Listener::Network { .. } => SessionKind::NetworkAccepted(Policy::Full),
+            Listener::Network { .. } => {
+                let policy = self.hosts[there].spec.listens.unwrap_or_default();
+                SessionKind::NetworkAccepted(policy)
+            }
         };
         let origin = self.origin(host, there);
         let (mine, theirs) = (self.session_id(), self.session_id());
