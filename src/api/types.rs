@@ -487,6 +487,8 @@ methods! {
     EventsAck(EventsAckParams) = "events.ack" => Acked;
     /// What was put into an answer that the model will see; hooks do not bring it again.
     EventsGiven(EventsGivenParams) = "events.given" => Given;
+    /// What was given in an answer that the client does not want: hooks do not take it for seen.
+    EventsLost(EventsLostParams) = "events.lost" => Done;
     /// What waits for the agent of the harness session that a hook runs in.
     HookTake(HookTakeParams) = "hook.take" => HookTaken;
     /// The hook has printed it.
@@ -909,6 +911,13 @@ params! {
     /// `events.given`.
     EventsGivenParams {
         /// Everything up to and including this number has been given.
+        seq: u64,
+        ;
+    }
+
+    /// `events.lost`. Until the client acknowledges more than this, hooks acknowledge no more.
+    EventsLostParams {
+        /// Everything up to and including this number is in no doubt.
         seq: u64,
         ;
     }

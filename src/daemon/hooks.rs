@@ -31,6 +31,8 @@ pub(super) struct Handed {
     /// By the hook of this connection, which has not said yet that it printed it. When the
     /// connection ends it has not.
     taken: Option<(u64, ConnId)>,
+    /// Behind this an answer was cancelled; its client has not acknowledged more since.
+    lost: Option<u64>,
     /// Behind an event that is too large for a hook: the newest that one has said to wait.
     hinted: u64,
 }
@@ -111,9 +113,10 @@ impl Owner {
     /// A later hook of the session shows that what the last one printed has arrived.
     fn acknowledge_printed(&mut self, agent: DeviceId) {
         let (_, acknowledged) = self.node.mailbox_position(&agent).unwrap_or_default();
-        let printed = self.hosted.get(&agent).map_or(0, |hosted| hosted.handed.printed);
-        if printed > acknowledged {
-            let command = Command::Acknowledge(printed);
+        let Some(handed) = self.hosted.get(&agent).map(|hosted| &hosted.handed) else { return };
+        let through = handed.lost.map_or(handed.printed, |lost| lost.min(handed.printed));
+        if through > acknowledged {
+            let command = Command::Acknowledge(through);
             self.next_op += 1;
             self.inputs.push_back(Input::Command { op: OpId(self.next_op), agent, command });
             self.turn();
@@ -190,6 +193,20 @@ impl Owner {
         let Some(hosted) = self.hosted.get_mut(agent) else { return 0 };
         hosted.handed.through = hosted.handed.through.max(seq.min(head));
         hosted.handed.through
+    }
+
+    /// An answer that was to bring what stands behind `seq` was cancelled.
+    pub(super) fn lost(&mut self, agent: &DeviceId, seq: u64) {
+        if let Some(hosted) = self.hosted.get_mut(agent) {
+            hosted.handed.lost = Some(hosted.handed.lost.map_or(seq, |lost| lost.min(seq)));
+        }
+    }
+
+    /// The client knows that everything up to `seq` has arrived, what was lost before included.
+    pub(super) fn arrived(&mut self, agent: &DeviceId, seq: u64) {
+        if let Some(hosted) = self.hosted.get_mut(agent) {
+            hosted.handed.lost.take_if(|lost| *lost < seq);
+        }
     }
 
     /// Whoever waits with a hook for this agent has waited in vain.

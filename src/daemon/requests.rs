@@ -523,7 +523,15 @@ impl Owner {
                 self.answer(conn, id, Ok(types::Given { through }));
                 return Ok(());
             }
-            Request::EventsAck(p) => (Command::Acknowledge(p.seq), Reply::Acked),
+            Request::EventsLost(p) => {
+                self.lost(&agent, p.seq);
+                self.answer(conn, id, Ok(types::Done {}));
+                return Ok(());
+            }
+            Request::EventsAck(p) => {
+                self.arrived(&agent, p.seq);
+                (Command::Acknowledge(p.seq), Reply::Acked)
+            }
             Request::Update(p) => (
                 Command::Update {
                     name: p.name,

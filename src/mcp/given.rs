@@ -119,6 +119,14 @@ impl Given {
         }
     }
 
+    /// What was cancelled and has not been given again: everything up to here, which comes before it,
+    /// is in no doubt.
+    pub fn in_doubt(&self) -> Option<u64> {
+        let wanted = self.parts.iter().position(|part| part.state == State::Wanted)?;
+        let before = wanted.checked_sub(1).and_then(|before| self.parts.get(before));
+        Some(before.map_or(self.acknowledged, |before| before.through))
+    }
+
     /// A tool is called by a request that was read then. Returns how far that acknowledges events,
     /// when it is further than before.
     pub fn arrived(&mut self, begun: Read) -> Option<u64> {
@@ -231,7 +239,10 @@ mod tests {
             if late > 2 {
                 given.acknowledged(5);
             }
+            assert_eq!(given.in_doubt(), None);
             given.cancelled(&id(1));
+            // Once the daemon knows of its arrival, it is too late to doubt that.
+            assert_eq!(given.in_doubt(), Some(if late > 2 { 5 } else { 0 }));
             assert_eq!(given.arrived(given.read), None, "{late}");
             assert_eq!(given.again(&id(2)), Some(("one".into(), false)), "{late}");
             assert_eq!(given.again(&id(3)), None, "{late}");
@@ -243,11 +254,17 @@ mod tests {
         let mut given = Given::default();
         shown(&mut given, 1, 5);
         shown(&mut given, 2, 7);
+        given.cancelled(&id(2));
+        assert_eq!(given.in_doubt(), Some(5));
         given.cancelled(&id(1));
+        assert_eq!(given.in_doubt(), Some(0));
         let later = given.read();
         assert_eq!(given.arrived(later), None);
-        assert!(given.again(&id(3)).is_some());
-        given.written(&id(3));
+        for call in [3, 4] {
+            assert!(given.again(&id(call)).is_some());
+            given.written(&id(call));
+        }
+        assert_eq!(given.in_doubt(), None);
         let later = given.read();
         assert_eq!(given.arrived(later), Some(7));
     }

@@ -127,6 +127,39 @@ fn take(harness: &str) -> HookTakeParams {
 }
 
 #[tokio::test]
+async fn what_a_cancelled_answer_brought_is_not_acknowledged_by_the_hooks_that_follow() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let home = daemon.home.path();
+    let (mut ann, mut bob) = friends(&daemon).await;
+    dm(&mut bob, "ann", "precious", None).await;
+    let call = json!({"name": "agent_comms", "arguments": {"action": "list_rooms"}});
+    let id = ann.request("tools/call", call).await;
+    let answer = ann.answer(id).await.to_string();
+    assert!(answer.contains("precious"), "{answer}");
+    let cancelled = json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
+        "params": {"requestId": id, "reason": "user"}});
+    ann.send(&cancelled).await;
+    // By the same way to the daemon, and no call of a tool.
+    ann.ask("resources/read", json!({"uri": "commsd://rooms"})).await;
+    dm(&mut bob, "ann", "later", None).await;
+    let brought = said(home, "codex", "PostToolUse").await.unwrap();
+    assert!(brought["reason"].as_str().unwrap().ends_with("│ later"));
+    assert_eq!(said(home, "codex", "PostToolUse").await, None);
+    // The session ends without another call: the next one is given both.
+    ann.kill().await;
+    let mut ann = Harness::start(home, &home.join("work"), "codex").await;
+    let again = ann.action(json!({"action": "whoami"})).await;
+    assert!(again.contains("│ precious") && again.contains("│ later"), "{again}");
+    // Once it has said that they arrived, hooks acknowledge again.
+    ann.action(json!({"action": "whoami"})).await;
+    bob.wait_for("read 2 of your messages").await;
+    dm(&mut bob, "ann", "at last", None).await;
+    assert!(said(home, "codex", "PostToolUse").await.is_some());
+    assert_eq!(said(home, "codex", "PostToolUse").await, None);
+    bob.wait_for("was read").await;
+}
+
+#[tokio::test]
 async fn each_message_waits_for_its_moment() {
     let daemon = Daemon::start(Ports::free()).await;
     let home = daemon.home.path();
