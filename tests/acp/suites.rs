@@ -2,4 +2,5 @@
 //! Where ours differs by design, the difference stands in a list with its reason; one that is
 //! listed and gone is a failure too.
 
+mod crypto;
 mod jcs;
