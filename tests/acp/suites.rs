@@ -4,3 +4,4 @@
 
 mod crypto;
 mod jcs;
+mod schema;
