@@ -3,5 +3,6 @@
 //! listed and gone is a failure too.
 
 mod crypto;
+mod dsse;
 mod jcs;
 mod schema;
