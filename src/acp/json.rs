@@ -483,22 +483,6 @@ mod tests {
         assert_eq!(canon("[-0,1.0,1e2,-0.0,1e-7,4.50]"), "[0,1,100,0,1e-7,4.5]");
     }
 
-    #[test]
-    fn edge_corpora() {
-        assert_eq!(canon("{\"\u{2028}\":\"\u{2029}\"}"), "{\"\u{2028}\":\"\u{2029}\"}");
-        assert_eq!(canon("{\"\u{ffff}\":1,\"\u{1f600}\":2}"), "{\"\u{1f600}\":2,\"\u{ffff}\":1}");
-        assert_eq!(canon(r#"{"z":1,"é":2,"💩":3,"😀":4}"#), r#"{"z":1,"é":2,"💩":3,"😀":4}"#);
-        assert_eq!(
-            canon(r#""\b\t\n\f\r\u0000\u0001\u001f\/""#),
-            r#""\b\t\n\f\r\u0000\u0001\u001f/""#
-        );
-        assert_eq!(canon(r#""a\/b&c<d>e""#), r#""a/b&c<d>e""#);
-        assert_eq!(canon("\"cafe\u{301}\""), "\"cafe\u{301}\"");
-        for fine in [r#"{"a":1,"b":1}"#, r#"[{"a":1},{"a":1}]"#, r#"{"x":{"a":1},"y":{"a":1}}"#] {
-            assert!(parse(fine.as_bytes(), 99).is_ok());
-        }
-    }
-
     fn any_json() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(Value::Null),

@@ -45,6 +45,8 @@ const PAGE: u64 = 200;
 const INBOX_URI: &str = "commsd://inbox";
 const ROOMS_URI: &str = "commsd://rooms";
 const SCHEMA_URI: &str = "commsd://schema/agent_comms";
+/// What the daemon says of a room that is not there, or not for this agent.
+const NO_ROOM: &str = "room_not_found";
 
 pub(super) struct Server {
     link: Arc<Link>,
@@ -279,14 +281,18 @@ impl Server {
             let rooms = self.link.call(RoomsParams {}).await.map_err(failed)?;
             return Ok(escape_json(&json!(rooms).to_string()));
         }
+        let missing = || {
+            let what = format!("there is no resource {}", escape_untrusted(uri));
+            ErrorData::resource_not_found(what, Some(json!({"uri": uri})))
+        };
         let Some(room) = uri.strip_prefix(ROOMS_URI).and_then(|rest| rest.strip_prefix('/')) else {
-            return Err(ErrorData::resource_not_found(
-                format!("there is no resource {}", escape_untrusted(uri)),
-                None,
-            ));
+            return Err(missing());
         };
         let params = RoomHistoryParams { room: unescaped(room), since: None, limit: None };
-        let history = self.link.call(params).await.map_err(failed)?;
+        let history = self.link.call(params).await.map_err(|error| match error.code.as_str() {
+            NO_ROOM => missing(),
+            _ => failed(error),
+        })?;
         Ok(escape_json(&json!(history).to_string()))
     }
 }

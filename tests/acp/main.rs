@@ -22,6 +22,7 @@ mod relay;
 mod relay_server;
 mod relay_support;
 mod sandbox;
+mod suites;
 mod support;
 mod transport;
 mod vectors;

@@ -661,6 +661,25 @@ async fn the_mcp_server_takes_both_framings_mixed_and_every_revision() {
 }
 
 #[tokio::test]
+async fn the_session_of_a_harness_takes_both_framings_mixed() {
+    let place = tempfile::tempdir().unwrap();
+    let home = place.path().to_str().unwrap();
+    let args = ["--home", home, "mcp", "--no-start", "--harness", "codex"];
+    for heads in [true, false] {
+        let mut server = Server::start(place.path(), &args, heads);
+        let params = json!({ "protocolVersion": "2025-11-25", "capabilities": {},
+            "clientInfo": { "name": "test", "version": "1" } });
+        server.ask("initialize", params, heads).await;
+        let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
+        server.say(&initialized, !heads).await;
+        for framing in [!heads, heads, !heads] {
+            let listed = server.ask("resources/list", json!({}), framing).await;
+            assert_eq!(listed["result"]["resources"].as_array().unwrap().len(), 3, "{listed}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn the_mcp_server_without_a_key_asks_the_daemon() {
     let place = tempfile::tempdir().unwrap();
     let home = place.path().to_str().unwrap();

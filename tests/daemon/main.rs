@@ -7,6 +7,7 @@ mod acp;
 mod acp_mesh;
 mod bench;
 mod cli;
+mod conformance;
 mod contrib;
 mod daemon;
 mod durable;

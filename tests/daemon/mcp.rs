@@ -558,6 +558,10 @@ async fn resources_show_what_waits_and_acknowledge_nothing() {
             assert!(value.to_string().contains(&content), "{uri}: {text}");
         }
     }
+    for uri in ["commsd://rooms/nowhere", "test://nothing"] {
+        let error = &ann.ask("resources/read", json!({"uri": uri})).await["error"];
+        assert_eq!((error["code"].as_i64(), &error["data"]["uri"]), (Some(-32002), &json!(uri)));
+    }
     ann.wait_for("│ look at me").await;
 }
 
