@@ -16,6 +16,7 @@ use commsd::daemon::acp_relay::{self, RelayOptions};
 use commsd::daemon::config::{self, Config, ConfigError, LogFormat, Places, Settings};
 use commsd::daemon::relay_hub::{self, HubOptions};
 use commsd::mcp;
+use commsd::runtime::memory;
 use commsd::runtime::relay_server::ServerOptions;
 use commsd::runtime::sandbox;
 use commsd::runtime::sys;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
             let Config { socket, other_socket, agent_comms_dir, .. } = config.clone();
             let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
             let config = Config { socket, ..config };
+            memory::stay_small();
             let ran = commsd::daemon::run(&config, move |config| {
                 // A closed terminal is no reason to stop.
                 let _ = cli::print(&run::started(&config.socket, json));
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
             let Config { socket, other_socket, agent_comms_dir, .. } = config;
             let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
             let options = mcp::Options { socket, start, harness, name, acp: !no_acp };
+            memory::stay_small();
             match mcp::run(options) {
                 Ok(code) => code,
                 Err(error) => cli::report(&error, json, exit::FAILED),
@@ -162,6 +165,7 @@ fn acp_relay(args: &RelayStartArgs, hosted: &Hosted, invocation: &Invocation) ->
         }
     };
     let tls = options.tls.is_some();
+    memory::stay_small();
     let ran = acp_relay::run(options, |address| {
         // A closed terminal is no reason to stop.
         let _ = cli::print(&cli::acp::relay_started(address, tls, json));
@@ -229,6 +233,7 @@ fn hub(args: &HubArgs, json: bool) -> ExitCode {
         Err(error) => return unusable(&error, json),
     };
     let tls = options.server.tls.is_some();
+    memory::stay_small();
     let ran = relay_hub::run(options, |address| {
         // A closed terminal is no reason to stop.
         let _ = cli::print(&cli::hub::started(address, tls, json));

@@ -12,6 +12,7 @@ pub mod hub;
 pub mod link;
 pub mod listener;
 pub mod local_socket;
+pub mod memory;
 pub mod origin;
 pub mod relay_server;
 pub mod sandbox;

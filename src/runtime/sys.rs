@@ -1,5 +1,5 @@
-//! Questions to the operating system that the standard library has no call for: who we are and how
-//! many descriptors we may open. Safe wrappers of `rustix` only.
+//! What the standard library has no call for: who we are, how many descriptors we may open, and
+//! memory that the system may have back. The only room with code that the compiler cannot judge.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -85,9 +85,108 @@ fn is_open(descriptor: &impl AsFd) -> bool {
     }
 }
 
+/// Unmaps the parts of the program's file that nobody has changed: its code, and the constants
+/// before it. What is used again is mapped again, from the system's cache, a few pages at a time.
+/// Returns how many bytes were asked for.
+///
+/// A start touches code all over the program, and the system maps what surrounds each place too;
+/// most of it is never used again, but counts as this process's memory until somebody says so.
+///
+/// # Errors
+/// Where the system does not list its mappings, or refuses; what was not let go stays as it was.
+#[cfg(target_os = "linux")]
+pub fn release_program() -> io::Result<usize> {
+    let program = std::fs::read_link("/proc/self/exe")?;
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let mut released = 0;
+    for line in maps.lines() {
+        let Some((address, length)) = unchanged_part(line, &program) else { continue };
+        // SAFETY: the range is one mapping of this process, private, of a file and never written to
+        // (code, or the beginning of the file, which has no relocations), so that the system can read
+        // the very same bytes again whenever one of them is used; no reference to them changes.
+        #[allow(unsafe_code)]
+        unsafe {
+            rustix::mm::madvise(
+                std::ptr::with_exposed_provenance_mut(address),
+                length,
+                rustix::mm::Advice::LinuxDontNeed,
+            )?;
+        }
+        released += length;
+    }
+    Ok(released)
+}
+
+/// As on Linux, where the system offers it.
+///
+/// # Errors
+/// Always: nothing here tells what is mapped.
+#[cfg(not(target_os = "linux"))]
+pub fn release_program() -> io::Result<usize> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Address and length of a mapping, by its line of `/proc/self/maps`, if it is a part of `program`
+/// that holds what the file holds: code, or constants at its beginning. (Further back there may be
+/// some that were relocated and then closed to writing.)
+#[cfg(target_os = "linux")]
+fn unchanged_part(line: &str, program: &std::path::Path) -> Option<(usize, usize)> {
+    let mut fields = line.splitn(6, ' ');
+    let (range, rights, offset) = (fields.next()?, fields.next()?, fields.next()?);
+    let file = fields.nth(2)?.trim_start();
+    let begins = offset.bytes().all(|digit| digit == b'0');
+    if std::path::Path::new(file) != program || !(rights == "r-xp" || rights == "r--p" && begins) {
+        return None;
+    }
+    let (from, to) = range.split_once('-')?;
+    let (from, to) = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
+    Some((from, to.checked_sub(from)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn only_parts_of_the_program_that_are_as_in_its_file_are_let_go() {
+        let program = std::path::Path::new("/opt/a b/commsd");
+        let line = |rights: &str, offset: &str, file: &str| {
+            let line = format!("55a0-55ff {rights} {offset} fe:00 6686923      {file}");
+            unchanged_part(&line, program)
+        };
+        let whole = Some((0x55a0, 0x5f));
+        assert_eq!(line("r-xp", "00537000", "/opt/a b/commsd"), whole);
+        assert_eq!(line("r--p", "00000000", "/opt/a b/commsd"), whole);
+        for (rights, offset, file) in [
+            ("r--p", "01ab1000", "/opt/a b/commsd"),
+            ("rw-p", "00000000", "/opt/a b/commsd"),
+            ("r-xs", "00537000", "/opt/a b/commsd"),
+            ("r-xp", "00537000", "/opt/a b/commsd (deleted)"),
+            ("r-xp", "00026000", "/usr/lib/libc.so.6"),
+            ("rw-p", "00000000", ""),
+        ] {
+            assert_eq!(line(rights, offset, file), None, "{rights} {offset} {file}");
+        }
+        assert_eq!(unchanged_part("55a0-55ff r-xp", program), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_program_goes_on_without_what_it_has_used_once() {
+        let resident = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<usize>().unwrap()
+        };
+        let program = std::fs::read_link("/proc/self/exe").unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let length: usize =
+            maps.lines().filter_map(|l| unchanged_part(l, &program)).map(|(_, len)| len).sum();
+        let before = resident();
+        assert_eq!(release_program().unwrap(), length);
+        assert!(length > 1024 * 1024 && resident() < before, "{length} {before}");
+    }
 
     #[test]
     fn raising_reaches_the_hard_limit_and_stays_there() {
