@@ -750,7 +750,7 @@ pub(super) struct Pushed<'a> {
     /// A room's message that speaks to this agent.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     addressed: bool,
-    /// The agent's own message to itself.
+    /// About the agent itself: its message to itself, or that it is in a room no more.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     own: bool,
 }
@@ -775,8 +775,11 @@ impl<'a> Pushed<'a> {
                 pushed.from_name = node.shown_name(&message.from);
                 pushed.addressed = node.is_addressed(agent, message);
             }
+            DeliveryEvent::MemberLeft { agent: who, .. } => {
+                pushed.agent_name = node.shown_name(who);
+                pushed.own = who == agent;
+            }
             DeliveryEvent::MemberJoined { agent, .. }
-            | DeliveryEvent::MemberLeft { agent, .. }
             | DeliveryEvent::MemberStatus { agent, .. }
             | DeliveryEvent::DeliveryStatus { agent, .. }
             | DeliveryEvent::MessagesRead { agent, .. } => {

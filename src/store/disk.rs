@@ -15,6 +15,7 @@ use std::os::unix::fs::{
     DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
 };
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use redb::{
     Builder, CommitError, Database, DatabaseError, ReadableDatabase as _, ReadableTable as _,
@@ -33,6 +34,11 @@ const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
 const FILE: &str = "store.redb";
 const MARK: &str = "store.mark";
+
+/// How files begin that are complete under another name only; six random characters follow.
+const TEMPORARY: &str = ".store";
+/// One that is older belongs to nobody who still writes it: copying the largest store takes less.
+const LEFT_OVER_AFTER: Duration = Duration::from_secs(600);
 
 pub(super) const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
@@ -166,6 +172,7 @@ impl DiskStore {
             database = open_file(&path)?;
             migrate(&database, &path, version, format)?;
         }
+        clear_left_overs(dir);
         let commits = meta(&database, &path, COMMITS)?;
         let mark = OpenOptions::new()
             .read(true)
@@ -353,7 +360,7 @@ pub(super) fn builder() -> Builder {
 pub(super) fn create(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
     let failed = |error: io::Error| unusable(path, &error);
     let temporary = tempfile::Builder::new()
-        .prefix(".store")
+        .prefix(TEMPORARY)
         .permissions(Permissions::from_mode(0o600))
         .tempfile_in(dir)
         .map_err(failed)?;
@@ -427,7 +434,7 @@ fn keep_copy(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
     }
     let mut from = File::open(path).map_err(failed)?;
     let mut copy = tempfile::Builder::new()
-        .prefix(".store")
+        .prefix(TEMPORARY)
         .permissions(Permissions::from_mode(0o600))
         .tempfile_in(dir)
         .map_err(failed)?;
@@ -435,6 +442,24 @@ fn keep_copy(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
     copy.as_file().sync_all().map_err(failed)?;
     copy.persist(&to).map_err(|error| failed(error.error))?;
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)
+}
+
+/// Removes what processes have left that died while they made a store or a copy of one.
+fn clear_left_overs(dir: &Path) {
+    let is_temporary = |name: &std::ffi::OsStr| {
+        let random = name.to_str().and_then(|name| name.strip_prefix(TEMPORARY));
+        random.is_some_and(|random| random.len() == 6 && !random.contains('.'))
+    };
+    let is_old = |entry: &std::fs::DirEntry| {
+        let changed = entry.metadata().and_then(|meta| meta.modified());
+        changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > LEFT_OVER_AFTER))
+    };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if is_temporary(&entry.file_name()) && is_old(&entry) {
+            // In nobody's way but the disk's: the next start tries again.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 fn migrate(
@@ -967,6 +992,27 @@ mod tests {
                 false
             }
         }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_nothing_else() {
+        let home = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::now() - 2 * LEFT_OVER_AFTER;
+        for name in
+            [".storeaB3xYz", ".storefresh1", ".store", ".store.notes", "store.redb.format-1"]
+        {
+            let file = File::create(home.path().join(name)).unwrap();
+            if name != ".storefresh1" {
+                file.set_modified(old).unwrap();
+            }
+        }
+        let there = |name: &str| home.path().join(name).exists();
+        drop(open(home.path()).unwrap());
+        assert!(!there(".storeaB3xYz"));
+        assert!(
+            [".storefresh1", ".store", ".store.notes", "store.redb.format-1"].map(there)
+                == [true; 4]
+        );
     }
 
     #[test]

@@ -397,6 +397,9 @@ fn clause(delivery: &Delivery) -> String {
 
 fn sent_text(target: &str, sent: &SendResult) -> (String, bool) {
     let mut text = format!("Sent to {}: {}", quoted(target), sent.message_id);
+    if sent.deliveries.is_empty() {
+        text.push_str("\nNobody else is in this room now");
+    }
     let open: Vec<String> = sent
         .deliveries
         .iter()
@@ -477,15 +480,19 @@ fn pending(list: PendingList, choose: impl Fn(PendingKind) -> bool, none: &str) 
                 (PendingKind::Mesh, None) => "to connect this machine with its own".to_owned(),
                 (kind, None) => format!("for a {kind}"),
             };
+            // Rooms are answered by path and requester, all else by the request's id.
+            let id = match request.kind {
+                PendingKind::Room | PendingKind::Dm => String::new(),
+                PendingKind::Capability | PendingKind::Mesh => format!("{}  ", request.id),
+            };
             format!(
-                "{}  {}{name} asks {what}, since {}",
-                request.id,
+                "{id}{}{name} asks {what}, since {}",
                 request.requester,
                 String::from(request.at)
             )
         })
         .collect();
-    cut("Waiting for your answer (id, who, what):", rows, none, "wait")
+    cut("Waiting for your answer:", rows, none, "wait")
 }
 
 fn read_room(history: &History, paging: bool) -> String {
