@@ -23,6 +23,7 @@ mod relay_server;
 mod relay_support;
 mod sandbox;
 mod support;
+mod tools;
 mod transport;
 mod vectors;
 mod walk;

@@ -34,7 +34,7 @@ pub fn command(cmd: &str, isolation: Option<Isolation>) -> AdapterOptions {
     options
 }
 
-struct Silent;
+pub struct Silent;
 
 impl Watcher for Silent {
     fn moved(&self, _: &Standing) {}
@@ -42,7 +42,7 @@ impl Watcher for Silent {
 }
 
 /// As owners order in simulation, by the real clock.
-fn order(worker: u8, input: Value) -> Order {
+pub fn order(worker: u8, input: Value) -> Order {
     Order {
         input,
         output_schema: SchemaText(json!({ "type": "object" })),
@@ -52,35 +52,35 @@ fn order(worker: u8, input: Value) -> Order {
 }
 
 /// An office and how to end it.
-struct Open {
-    office: Office,
+pub struct Open {
+    pub office: Office,
     task: OfficeTask,
     stop: CancellationToken,
 }
 
 impl Open {
-    async fn new(options: OfficeOptions) -> Result<Self, OfficeError> {
+    pub async fn new(options: OfficeOptions) -> Result<Self, OfficeError> {
         let stop = CancellationToken::new();
         let transports = options.transports()?;
         let (office, task) = options.open(transports, stop.clone()).await?;
         Ok(Self { office, task, stop })
     }
 
-    async fn close(self) {
+    pub async fn close(self) {
         self.stop.cancel();
         drop(self.office);
         self.task.await.unwrap().unwrap();
     }
 }
 
-fn alice(dir: &Path, local: &Local) -> OfficeOptions {
+pub fn alice(dir: &Path, local: &Local) -> OfficeOptions {
     let mut options = OfficeOptions::new(key(1), dir.join("state"));
     options.local = local.clone();
     options.audit = AuditPlan { file: Some(dir.join("alice.jsonl")), redact: false };
     options
 }
 
-fn bob(dir: &Path, local: &Local, cmd: &str) -> OfficeOptions {
+pub fn bob(dir: &Path, local: &Local, cmd: &str) -> OfficeOptions {
     let mut options = OfficeOptions::new(key(2), dir.join("state"));
     options.local = local.clone();
     options.audit = AuditPlan { file: Some(dir.join("bob.jsonl")), redact: false };
@@ -90,7 +90,7 @@ fn bob(dir: &Path, local: &Local, cmd: &str) -> OfficeOptions {
     options
 }
 
-async fn patiently<T>(what: impl Future<Output = T>) -> T {
+pub async fn patiently<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
 }
 

@@ -708,6 +708,7 @@ fn a_tool_of_the_requester_is_used_within_its_grant_and_asked_for() {
     let grant = Grant { capabilities: vec![capability], max_uses: 1, max_depth: 0 };
     let (task, job) = working(&mut town, |order| order.grants = vec![grant]);
     let request = |resource: &str| ToolRequest {
+        call_id: None,
         resource: Resource::parse(resource).unwrap(),
         action: commsd::acp::objects::Action::parse("read").unwrap(),
         arguments: json!({ "page": 1 }),
@@ -725,6 +726,8 @@ fn a_tool_of_the_requester_is_used_within_its_grant_and_asked_for() {
     let first = ask(&mut town);
     town.settle_down(&mut echo);
     assert_eq!(town.question(1).1, Gate::ExternalSend);
+    let about = town.owner(1).questions().next().unwrap().about.clone();
+    assert_eq!(about, ["arguments (10 bytes): {\"page\":1}"]);
     // Sent again while the owner thinks: one question, one run.
     town.now += 6000;
     town.poll(2);

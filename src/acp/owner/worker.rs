@@ -282,6 +282,7 @@ impl Owner {
             isolation: level,
             max_wall_ms: limit(manifest.budget.max_wall_time_ms, MAX_WALL_MS).min(left),
             max_output_bytes: limit(manifest.budget.max_output_bytes, MAX_OUTPUT_BYTES),
+            grants: view.grants().iter().map(|kept| kept.object.clone()).collect(),
         };
         let file = self.files.entry(task).or_default();
         file.run = Run::Running { held: false, stopping: false };

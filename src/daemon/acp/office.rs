@@ -17,11 +17,12 @@ use crate::acp::did::Did;
 use crate::acp::objects::ToolCall;
 use crate::acp::owner::{Action, Note, Noted, Outcome, Owner, Question, Route, ToolRequest};
 use crate::acp::run::{Progress, Ran};
+use crate::acp::tool::ToolName;
 use crate::acp::value::Digest;
 use crate::codec::time::UnixMillis;
 use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::{Entropy, OsEntropy};
-use crate::runtime::adapter::{self, Adapter, Control};
+use crate::runtime::adapter::{self, Adapter, Control, ToolUse};
 use crate::runtime::clock::unix_now;
 use crate::store::OwnerStore;
 
@@ -34,6 +35,9 @@ const MAX_GROUP: usize = 64;
 
 /// What is told to those who watch and are slow; they then look at the state itself.
 const MAX_TOLD: usize = 1024;
+
+/// Uses of tools that wait for the office, per run; each is taken at once.
+const MAX_USES: usize = 16;
 
 /// Reports of progress that wait for the office, per run; the newest counts.
 const MAX_PROGRESS: usize = 16;
@@ -203,6 +207,14 @@ impl Office {
             })
             .await?;
         answer.await.map_err(|_| closed())?
+    }
+
+    /// Whether this owner has a tool for everything that `name` names.
+    ///
+    /// # Errors
+    /// `BAD_FIELD` when there is none.
+    pub fn offers(&self, name: &ToolName) -> AcpResult<()> {
+        self.tools.offers(name)
     }
 
     /// Waits until everything that was to be sent has been taken by a relay or a peer, or given up;
@@ -488,19 +500,31 @@ impl Desk {
         let (report, mut reports) = mpsc::channel(MAX_PROGRESS);
         let cancel = CancellationToken::new();
         self.runs.insert(task, Running { cancel: cancel.clone(), hold });
-        let inputs = self.office.inputs.clone();
+        let (tools, mut uses) = mpsc::channel::<ToolUse>(MAX_USES);
+        let office = self.office.clone();
         self.jobs.spawn(async move {
-            let run = adapter.run(job, Control { cancel, hold: held, progress: report });
+            let control = Control { cancel, hold: held, progress: report, tools };
+            let run = adapter.run(job, control);
             tokio::pin!(run);
+            // As many as the run may have open; given up with it.
+            let mut using = JoinSet::new();
             let ran = loop {
                 tokio::select! {
                     ran = &mut run => break ran,
                     Some(progress) = reports.recv() => {
-                        let _ = inputs.send(Input::Progress(task, progress)).await;
+                        let _ = office.inputs.send(Input::Progress(task, progress)).await;
                     }
+                    Some(used) = uses.recv() => {
+                        let office = office.clone();
+                        using.spawn(async move {
+                            let result = office.use_tool(task, used.request.clone()).await;
+                            used.answer(result);
+                        });
+                    }
+                    Some(_) = using.join_next() => {}
                 }
             };
-            let _ = inputs.send(Input::Ended(task, Box::new(ran))).await;
+            let _ = office.inputs.send(Input::Ended(task, Box::new(ran))).await;
         });
     }
 }
