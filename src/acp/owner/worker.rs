@@ -105,7 +105,12 @@ impl Owner {
     /// Runs of this process.
     #[must_use]
     pub fn running(&self) -> usize {
-        self.files.values().filter(|file| matches!(file.run, Run::Running { .. })).count()
+        self.files.keys().filter(|task| self.is_running(task)).count()
+    }
+
+    /// Whether a task has a run of this process.
+    pub(super) fn is_running(&self, task: &Digest) -> bool {
+        self.files.get(task).is_some_and(|file| matches!(file.run, Run::Running { .. }))
     }
 
     pub(super) fn worker_step(

@@ -24,7 +24,7 @@ use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::{Entropy, OsEntropy};
 use crate::runtime::adapter::{self, Adapter, Control, ToolUse};
 use crate::runtime::clock::unix_now;
-use crate::store::OwnerStore;
+use crate::store::{Commit, OwnerStore};
 
 /// Inputs that may wait. Beyond it whoever brings one waits itself: relays keep their mail, runs are
 /// slowed down.
@@ -390,20 +390,32 @@ impl Desk {
 
     /// Stores an outcome, then lets it out.
     async fn settle(&mut self, out: Outcome, thens: Vec<Then>) -> Result<(), OfficeError> {
-        let Outcome { secrets, records, sends, actions, notes, spent } = out;
-        let kept = if secrets.is_empty() && records.is_empty() && spent.is_empty() {
+        let Outcome { secrets, records, forgotten, rows, sends, actions, notes, spent } = out;
+        let nothing = secrets.is_empty() && records.is_empty() && spent.is_empty();
+        let kept = if nothing && forgotten.is_empty() && rows.is_empty() {
             Ok(())
         } else {
             let lines = self.audit_lines(&notes);
             let (Some(mut store), Some(mut audit)) = (self.store.take(), self.audit.take()) else {
                 return Err(OfficeError::Closed);
             };
+            if !forgotten.is_empty() {
+                emit(&event("acp_forgotten").with("tasks", forgotten.len()));
+            }
             let (store, audit, kept) = tokio::task::spawn_blocking(move || {
+                let commit = Commit {
+                    secrets: &secrets,
+                    records: &records,
+                    forgotten: &forgotten,
+                    rows: &rows,
+                    now: unix_now(),
+                };
                 let kept = store
-                    .commit(&secrets, &records)
+                    .commit(commit)
                     .map_err(OfficeError::from)
                     .and_then(|()| audit.append(lines))
                     .and_then(|()| Ok(store.unlink(&spent)?));
+                audit.forget(&forgotten);
                 (store, audit, kept)
             })
             .await?;

@@ -156,6 +156,7 @@ impl OfficeOptions {
         let mut owner = Owner::new(self.key.clone(), None, policy, profile);
         owner.admit(self.admission);
         owner.restore(kept.records, kept.secrets, now)?;
+        owner.restore_forgotten(kept.forgotten);
         let audit = AuditFiles::open(self.audit, &dir, self.key, &owner)?;
         let tools = Toolbox::new(self.tools)?;
         Ok(Furnishing { owner, store, adapter, work_dir, transports, tools, audit })
