@@ -280,6 +280,8 @@ async fn settle() {
             deadline_at: None,
             budget: None,
             sandbox_policy: Some(serde_json::json!({ "isolation": "subprocess" })),
+            tools: Vec::new(),
+            tool_uses: None,
             auto_approve: true,
             wait_ms: None,
         };

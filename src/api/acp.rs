@@ -48,6 +48,13 @@ pub struct Work {
     /// subprocess, none) and allowSubprocessFallback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_policy: Option<Value>,
+    /// Tools of this owner that the work may use, each RESOURCE:ACTION within one that its configuration
+    /// names, 32 at most. The owner is asked at every use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<String>,
+    /// How often they may be used, all together; 100 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_uses: Option<u64>,
     /// Take a result that has passed its checks without asking the owner.
     #[serde(default)]
     pub auto_approve: bool,

@@ -10,6 +10,7 @@ use commsd::acp::owner::choose_level;
 use commsd::acp::value::{Count, Seq, TaskId};
 use commsd::runtime::adapter::{
     Adapter, AdapterKind, AdapterOptions, ApiStyle, Control, Ended, HostKeys, Job, Progress, Ran,
+    ToolUse,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -94,6 +95,7 @@ pub fn job(isolation: Isolation, input: Value) -> Job {
         isolation,
         max_wall_ms: 30_000,
         max_output_bytes: 512 << 10,
+        grants: Vec::new(),
     }
 }
 
@@ -102,14 +104,16 @@ pub struct Handle {
     pub cancel: CancellationToken,
     pub hold: watch::Sender<bool>,
     pub progress: mpsc::Receiver<Progress>,
+    pub tools: mpsc::Receiver<ToolUse>,
 }
 
 pub fn control() -> (Control, Handle) {
     let cancel = CancellationToken::new();
     let (hold, held) = watch::channel(false);
     let (tell, progress) = mpsc::channel(64);
-    let control = Control { cancel: cancel.clone(), hold: held, progress: tell };
-    (control, Handle { cancel, hold, progress })
+    let (used, tools) = mpsc::channel(16);
+    let control = Control { cancel: cancel.clone(), hold: held, progress: tell, tools: used };
+    (control, Handle { cancel, hold, progress, tools })
 }
 
 /// Runs a job to its end, within the hard limit.

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use commsd::acp::audit::{AuditLog, Status, verify};
 use commsd::acp::code::Code;
+use commsd::acp::forgotten::Row;
 use commsd::acp::gateway::{Admission, StoreSecret};
 use commsd::acp::json::canonical;
 use commsd::acp::log::View;
 use commsd::acp::objects::*;
 use commsd::acp::owner::{
-    Action, Given, Grant, Group, InviteTerms, Note, Noted, Order, Outcome, Owner, OwnerRecord,
-    Profile, Route, Stored, ToolRequest, ask_policy, choose_level,
+    Action, Given, Grant, Group, InviteTerms, KEEP_MS, MAX_REFUSED, Note, Noted, Order, Outcome,
+    Owner, OwnerRecord, Profile, Route, Stored, ToolRequest, ask_policy, choose_level,
 };
 use commsd::acp::run::{Ended, Job, Progress, Ran, RunFacts};
 use commsd::acp::steps;
@@ -29,6 +30,8 @@ struct Side {
     n: u8,
     owner: Owner,
     disk: Vec<Stored>,
+    /// What is kept of forgotten tasks.
+    rows: BTreeMap<Option<Digest>, Row>,
     keys: Vec<StoreSecret>,
     auto: Vec<Gate>,
     actions: Vec<Action>,
@@ -41,6 +44,7 @@ impl Side {
             n,
             owner: Self::fresh(n, auto),
             disk: Vec::new(),
+            rows: BTreeMap::new(),
             keys: Vec::new(),
             auto: auto.to_vec(),
             actions: Vec::new(),
@@ -94,6 +98,9 @@ impl Town {
             assert_eq!(record, stored.record);
             Stored { task: stored.task, record }
         }));
+        side.disk.retain(|stored| stored.task.is_none_or(|task| !out.forgotten.contains(&task)));
+        side.rows.extend(out.rows.into_iter().map(|row| (row.0, row)));
+        side.rows.retain(|_, row| row.1.is_some());
         side.actions.extend(out.actions);
         side.notes.extend(out.notes);
         for send in out.sends {
@@ -156,6 +163,7 @@ impl Town {
         side.owner.admit(Admission::Anyone);
         side.actions.clear();
         side.owner.restore(side.disk.clone(), side.keys.clone(), now).unwrap();
+        side.owner.restore_forgotten(side.rows.values().copied().collect());
         self.with(n, |owner, now, entropy| ((), owner.resume(now, entropy).unwrap()));
     }
 
@@ -708,6 +716,7 @@ fn a_tool_of_the_requester_is_used_within_its_grant_and_asked_for() {
     let grant = Grant { capabilities: vec![capability], max_uses: 1, max_depth: 0 };
     let (task, job) = working(&mut town, |order| order.grants = vec![grant]);
     let request = |resource: &str| ToolRequest {
+        call_id: None,
         resource: Resource::parse(resource).unwrap(),
         action: commsd::acp::objects::Action::parse("read").unwrap(),
         arguments: json!({ "page": 1 }),
@@ -725,6 +734,8 @@ fn a_tool_of_the_requester_is_used_within_its_grant_and_asked_for() {
     let first = ask(&mut town);
     town.settle_down(&mut echo);
     assert_eq!(town.question(1).1, Gate::ExternalSend);
+    let about = town.owner(1).questions().next().unwrap().about.clone();
+    assert_eq!(about, ["arguments (10 bytes): {\"page\":1}"]);
     // Sent again while the owner thinks: one question, one run.
     town.now += 6000;
     town.poll(2);
@@ -883,4 +894,102 @@ fn a_crash_anywhere_leaves_a_task_that_ends() {
             town.check([1, 2], &task, Status::Valid);
         }
     }
+}
+
+/// What the owner with this disk sends when it starts again: its proposals, in new envelopes.
+fn proposed_again(town: &mut Town, disk: &[Stored], keys: &[StoreSecret]) -> Vec<Vec<u8>> {
+    let mut old = Side::fresh(1, &[]);
+    let now = UnixMillis(town.now);
+    old.restore(disk.to_vec(), keys.to_vec(), now).unwrap();
+    let out = old.resume(now, &mut town.entropy).unwrap();
+    out.sends.iter().map(|send| canonical(&send.envelope).unwrap()).collect()
+}
+
+/// Hands envelopes to the worker, who does nothing with them.
+fn nothing_comes_of(town: &mut Town, envelopes: Vec<Vec<u8>>) {
+    assert!(!envelopes.is_empty());
+    for bytes in envelopes {
+        let now = UnixMillis(town.now);
+        let Town { sides, entropy, .. } = town;
+        let bob = &mut sides.get_mut(&did(2)).unwrap().owner;
+        let out = bob.receive(&bytes, &Route::Local, now, entropy).unwrap();
+        assert!(out.is_empty(), "{out:?}");
+    }
+}
+
+#[test]
+fn refused_proposals_are_forgotten_and_none_is_taken_again() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let mut first = None;
+    for n in 0..MAX_REFUSED + 80 {
+        let mut strict = order(2);
+        strict.sandbox = steps::sandbox(Isolation::Oci);
+        let task = town.order(1, strict);
+        let alice = town.side(1);
+        first.get_or_insert_with(|| (task, alice.disk.clone(), alice.keys.clone()));
+        town.settle_down(&mut echo);
+        assert_eq!(town.state(2, &task), State::Rejected, "{n}");
+        if n % 20 == 0 {
+            town.poll(2);
+        }
+    }
+    town.poll(2);
+    let kept = town.owner(2).gateway().tasks().count();
+    assert!((MAX_REFUSED..MAX_REFUSED + 80).contains(&kept), "{kept}");
+    // What is on disk is of these tasks, and of no others.
+    let stored: std::collections::BTreeSet<Digest> =
+        town.side(2).disk.iter().filter_map(|stored| stored.task).collect();
+    assert_eq!(stored.len(), kept);
+    assert_eq!(town.side(2).rows.len(), MAX_REFUSED + 80 - kept);
+    let (task, disk, keys) = first.unwrap();
+    assert!(town.owner(2).task(&task).is_none() && town.owner(1).task(&task).is_some());
+    for restarted in [false, true] {
+        if restarted {
+            town.restart(2);
+            town.mail.clear();
+        }
+        let again = proposed_again(&mut town, &disk, &keys);
+        nothing_comes_of(&mut town, again);
+    }
+    // When their offers are over for everybody, nothing is left of them; what was kept goes, too.
+    let again = proposed_again(&mut town, &disk, &keys);
+    town.now += 3_700_000;
+    town.poll(2);
+    assert_eq!((town.side(2).rows.len(), town.owner(2).gateway().tasks().count()), (0, 0));
+    nothing_comes_of(&mut town, again);
+}
+
+#[test]
+fn what_has_ended_is_forgotten_after_a_month_on_both_sides() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let task = town.order(1, order(2));
+    let (disk, keys) = (town.side(1).disk.clone(), town.side(1).keys.clone());
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(2, &task), State::Settled);
+    // A task that is not over stays, however old it is.
+    let mut long = order(2);
+    long.deadline = UnixMillis(START + 3 * KEEP_MS);
+    long.auto_approve = false;
+    long.verify_within_ms = 3 * KEEP_MS;
+    let open = town.order(1, long);
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &open), State::Verified);
+    town.now += KEEP_MS - 60_000;
+    for n in [1, 2] {
+        town.poll(n);
+        assert!(town.owner(n).task(&task).is_some());
+    }
+    town.now += 600_000;
+    for n in [1, 2] {
+        town.poll(n);
+        assert!(town.owner(n).task(&task).is_none(), "{n}");
+        assert!(town.owner(n).task(&open).is_some(), "{n}");
+        assert!(town.side(n).disk.iter().all(|stored| stored.task != Some(task)), "{n}");
+        assert!(town.side(n).rows.is_empty(), "{n}: its offer is over");
+    }
+    let again = proposed_again(&mut town, &disk, &keys);
+    nothing_comes_of(&mut town, again);
+    town.restart(2);
+    assert!(town.owner(2).task(&task).is_none());
+    assert_eq!(town.owner(2).running(), 0);
 }

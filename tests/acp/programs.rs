@@ -306,6 +306,68 @@ fn the_owner_answers_from_another_terminal() {
 }
 
 #[test]
+fn work_uses_a_tool_of_the_requester_who_is_asked_each_time() {
+    /// Uses the tool twice, and gives back both answers.
+    const PROGRAM: &str = r#"#!/bin/sh
+use() {
+    curl -s ${TASK_TOOLS_SOCKET:+--unix-socket "$TASK_TOOLS_SOCKET"} \
+        -H "Authorization: Bearer $TASK_TOOLS_TOKEN" "$TASK_TOOLS_URL/v1/tools/call" \
+        -d '{"resource":"mcp:docs/'$1'","action":"read","arguments":{"page":"'$1'"}}'
+}
+echo '{"summary":"","findings":['"$(use one),$(use two)"']}'
+"#;
+    if Command::new("curl").arg("--version").output().is_err() {
+        return;
+    }
+    let place = Place::new();
+    let (_relay, url) = place.relay("0");
+    let program = place.path("program");
+    fs::write(&program, PROGRAM).unwrap();
+    let cmd = format!("/bin/sh {}", program.display());
+    let at = ["--isolation", "subprocess", "--adapter", "command", "--cmd", &cmd, "--auto-accept"];
+    let worker = place.worker(&url, &at);
+    let key = place.text("alice.json");
+    let mut args = place.delegate(&key, &worker.line);
+    let used = place.path("used");
+    let tool = format!("mcp:docs/*:read=tee -a '{}'", used.display());
+    args.extend(["--isolation", "subprocess", "--tool", &tool, "--tool-uses", "3"]);
+    // Who names no command, has none here.
+    let mut without = args.clone();
+    without.extend(["--tool", "mcp:docs/two:read"]);
+    assert_eq!(place.run(&without).status.code(), Some(2));
+    let question = |page: &str| {
+        let mut found = Value::Null;
+        place.until("the question", || {
+            let waiting = place.json(&["approvals", "list", "--key", &key]);
+            found = waiting.get(0).cloned().unwrap_or_default();
+            let about = found["about"][0].as_str().unwrap_or_default();
+            about.contains(page)
+        });
+        assert_eq!(found["gate"], "external_send");
+        found["id"].as_str().unwrap().to_owned()
+    };
+    let delegated = std::thread::scope(|scope| {
+        let delegated = scope.spawn(|| place.json(&args));
+        // Asked before, the command would be in the way of the office.
+        let seen: Value = serde_json::from_slice(&fs::read(&key).unwrap()).unwrap();
+        let did = seen["did"].as_str().unwrap().strip_prefix("did:key:").unwrap();
+        let socket = place.path("home/state/acp").join(did).join("office.sock");
+        place.until("the office", || socket.exists());
+        place.good(&["approvals", "approve", &question("one"), "--key", &key]);
+        place.good(&["approvals", "deny", &question("two"), "--key", &key]);
+        delegated.join().unwrap()
+    });
+    let findings = &delegated["deliverable"]["findings"];
+    let given =
+        json!({ "resource": "mcp:docs/one", "action": "read", "arguments": { "page": "one" } });
+    assert_eq!(findings[0]["output"], given, "{delegated}");
+    assert_eq!(findings[1]["error"]["code"], "APPROVAL_DENIED");
+    // What was not allowed has not run.
+    let ran: Value = serde_json::from_str(&fs::read_to_string(used).unwrap()).unwrap();
+    assert_eq!(ran, given);
+}
+
+#[test]
 fn a_signal_cancels_and_nothing_is_left_running() {
     let place = Place::new();
     let (_relay, url) = place.relay("0");

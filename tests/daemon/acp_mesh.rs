@@ -35,6 +35,8 @@ pub fn order(to: &str, wait_ms: u64) -> AcpCall {
             deadline_at: None,
             budget: None,
             sandbox_policy: Some(json!({ "isolation": "subprocess" })),
+            tools: Vec::new(),
+            tool_uses: None,
             auto_approve: true,
             wait_ms: Some(wait_ms),
         },

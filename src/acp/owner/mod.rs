@@ -5,6 +5,7 @@
 //! Sans-I/O: an [`Outcome`] says what to store, to send and to do, in this order. Running work,
 //! asking people and calling tools are somebody else's; their answers come back as inputs.
 
+mod forgetting;
 mod gates;
 mod group;
 mod introductions;
@@ -21,6 +22,7 @@ use super::approval::{ApprovalBook, Used};
 use super::capability::UseCounters;
 use super::code::{Code, Error, Result};
 use super::did::{Did, Secret};
+use super::forgotten::Row;
 use super::gateway::{Gateway, Output, StoreSecret, TaskRecord};
 use super::invite::InviteUsed;
 use super::log::{Cx, Effect, TaskLog, View, Wish, rules};
@@ -35,6 +37,7 @@ use super::value::{CallId, Digest, SessionKeyId, TaskId, Word};
 use crate::codec::time::UnixMillis;
 use crate::identity::entropy::Entropy;
 
+pub use forgetting::{KEEP_MS, KEEP_REFUSED_MS, MAX_ENDED, MAX_REFUSED};
 pub use gates::{Given, Question, ask_policy};
 pub use group::Group;
 pub use introductions::{CardTerms, InviteTerms};
@@ -247,6 +250,10 @@ pub struct Outcome {
     pub secrets: Vec<StoreSecret>,
     /// To store in one transaction, in this order.
     pub records: Vec<Stored>,
+    /// Tasks of which nothing stays stored, removed with what is stored.
+    pub forgotten: Vec<Digest>,
+    /// What is kept of such tasks, stored with it.
+    pub rows: Vec<Row>,
     /// To send.
     pub sends: Vec<Send>,
     /// To do.
@@ -263,6 +270,8 @@ impl Outcome {
     pub fn is_empty(&self) -> bool {
         self.secrets.is_empty()
             && self.records.is_empty()
+            && self.forgotten.is_empty()
+            && self.rows.is_empty()
             && self.sends.is_empty()
             && self.actions.is_empty()
             && self.notes.is_empty()
@@ -273,6 +282,8 @@ impl Outcome {
     pub fn append(&mut self, other: Self) {
         self.secrets.extend(other.secrets);
         self.records.extend(other.records);
+        self.forgotten.extend(other.forgotten);
+        self.rows.extend(other.rows);
         self.sends.extend(other.sends);
         self.actions.extend(other.actions);
         self.notes.extend(other.notes);
@@ -355,6 +366,8 @@ pub struct Owner {
     approvals: ApprovalBook,
     counters: UseCounters,
     journal: Option<GatewayEntry>,
+    /// When it is looked for ended tasks that are old.
+    look_at: UnixMillis,
 }
 
 impl Owner {
@@ -376,6 +389,7 @@ impl Owner {
             approvals: ApprovalBook::new(),
             counters: UseCounters::new(),
             journal: None,
+            look_at: UnixMillis(0),
         }
     }
 
@@ -435,6 +449,11 @@ impl Owner {
             _ => return Err(unfit()),
         }
         Ok(())
+    }
+
+    /// Takes back what was stored of forgotten tasks.
+    pub fn restore_forgotten(&mut self, rows: Vec<Row>) {
+        rows.into_iter().for_each(|row| self.gateway.forgotten.restore(row));
     }
 
     /// After a start, once leftovers of runs are gone: sends again what waits, asks every peer where
@@ -500,7 +519,8 @@ impl Owner {
         }
         self.approvals.prune(now);
         self.gateway.revocations.prune(now);
-        turn.out.spent = self.gateway.spent_keys(now);
+        self.forget_ended(&mut turn);
+        turn.out.spent.extend(self.gateway.spent_keys(now));
         Ok(turn.out)
     }
 
@@ -514,7 +534,7 @@ impl Owner {
             let progress = progress.map(|log| log.view().progress_from());
             questions.chain(calls).chain(progress).chain(file.held_until)
         });
-        files.chain(self.gateway.next_poll()).min()
+        files.chain(self.gateway.next_poll()).chain(self.next_forgetting()).min()
     }
 
     // What may be read.

@@ -105,7 +105,12 @@ impl Owner {
     /// Runs of this process.
     #[must_use]
     pub fn running(&self) -> usize {
-        self.files.values().filter(|file| matches!(file.run, Run::Running { .. })).count()
+        self.files.keys().filter(|task| self.is_running(task)).count()
+    }
+
+    /// Whether a task has a run of this process.
+    pub(super) fn is_running(&self, task: &Digest) -> bool {
+        self.files.get(task).is_some_and(|file| matches!(file.run, Run::Running { .. }))
     }
 
     pub(super) fn worker_step(
@@ -282,6 +287,7 @@ impl Owner {
             isolation: level,
             max_wall_ms: limit(manifest.budget.max_wall_time_ms, MAX_WALL_MS).min(left),
             max_output_bytes: limit(manifest.budget.max_output_bytes, MAX_OUTPUT_BYTES),
+            grants: view.grants().iter().map(|kept| kept.object.clone()).collect(),
         };
         let file = self.files.entry(task).or_default();
         file.run = Run::Running { held: false, stopping: false };

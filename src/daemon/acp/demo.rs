@@ -130,6 +130,8 @@ fn work() -> Work {
         deadline_at: None,
         budget: None,
         sandbox_policy: Some(json!({ "isolation": "subprocess" })),
+        tools: Vec::new(),
+        tool_uses: None,
         auto_approve: true,
         wait_ms: None,
     }
@@ -364,6 +366,7 @@ async fn revoked_token(alice: &Office, bob: &Office) -> Result<(String, String)>
         })
         .await?;
     let request = ToolRequest {
+        call_id: None,
         resource: Resource::parse("mcp:docs/a")?,
         action: Verb::parse("read")?,
         arguments: json!({}),

@@ -10,8 +10,9 @@ use crate::acp::objects::{
     Budget, Isolation, SandboxPolicy, SchemaText, Verification, VerificationMethod,
     VerificationMode,
 };
-use crate::acp::owner::{Order, Owner, Route};
+use crate::acp::owner::{Grant, Order, Owner, Route};
 use crate::acp::steps;
+use crate::acp::tool::ToolName;
 use crate::acp::value::{InviteId, Key32, Labels, Name, Prose, Read as _, Seq, Time};
 use crate::api::acp::Work;
 use crate::codec::time::UnixMillis;
@@ -21,6 +22,10 @@ const DEADLINE_MS: u64 = 3_600_000;
 
 /// How long this side may take to judge a delivery: an owner may have to be asked, twice.
 const VERIFY_MS: u64 = 3_600_000;
+
+/// How often granted tools may be used unless the order says otherwise: enough for a task that looks
+/// things up, and few enough for somebody who answers each time.
+const TOOL_USES: u64 = 100;
 
 /// A worker as it was named.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,11 +104,31 @@ pub fn order(work: &Work, worker: Worker, now: UnixMillis) -> Result<Order> {
         sandbox: sandbox(work.sandbox_policy.as_ref()).map_err(inside("sandboxPolicy"))?,
         attested: true,
         max_revisions: 0,
-        grants: Vec::new(),
+        grants: grants(work)?,
         auto_approve: work.auto_approve,
         group: None,
         labels: Labels::default(),
     })
+}
+
+/// The tools that `work` may use.
+///
+/// # Errors
+/// `BAD_FIELD` for a name that is none.
+pub fn tools(work: &Work) -> Result<Vec<ToolName>> {
+    let names = work.tools.iter().map(|name| ToolName::parse(name));
+    names.collect::<Result<_>>().map_err(|error| error.inside("tools"))
+}
+
+/// One token for all of them, so that they are counted together.
+fn grants(work: &Work) -> Result<Vec<Grant>> {
+    let tools = tools(work)?;
+    if tools.is_empty() {
+        return Ok(Vec::new());
+    }
+    let capabilities = tools.iter().map(ToolName::capability).collect::<Result<_>>()?;
+    let max_uses = work.tool_uses.unwrap_or(TOOL_USES);
+    Ok(vec![Grant { capabilities, max_uses, max_depth: 0 }])
 }
 
 /// The members that the caller gives, over the defaults.

@@ -112,6 +112,9 @@ impl Service {
 
     /// The order of `work` from whom `to` names.
     async fn order(&self, to: &str, work: &Work) -> Result<Order> {
+        for tool in orders::tools(work)? {
+            self.office.offers(&tool).map_err(|error| error.inside("tools"))?;
+        }
         let worker = match self.transports.mesh().filter(|_| orders::names_peer(to)) {
             Some(mesh) => mesh.worker(to.trim()).await.map_err(|error| error.inside("to"))?,
             None => {

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::broker::{Broker, Taken};
 use super::dialogue::{Dialogue, Done, Step, progress, source, unknown};
+use super::tools::Tools;
 use super::{Adapter, AdapterKind, Control, Ended, Job, Progress, Ran, RunFacts};
 use crate::acp::code::{Code, Error};
 use crate::acp::json;
@@ -65,14 +66,27 @@ pub(super) async fn run(adapter: &Adapter, job: Job, control: Control) -> Ran {
         },
         None => None,
     };
-    let (launch, mut dialogue) = match adapter.launch(&job, broker.as_ref()) {
+    let mut tools = match Tools::open(&job, &control).await {
+        Ok(tools) => tools,
+        Err(error) => {
+            let message = format!("the requester's tools cannot be offered ({error})");
+            return ran(adapter, &job, nothing(Error::new(Code::SandboxFailed, message)));
+        }
+    };
+    let launched = adapter.launch(&job, broker.as_ref(), tools.as_ref());
+    let (launch, mut dialogue) = match launched {
         Ok(made) => made,
         Err(error) => return ran(adapter, &job, nothing(error)),
     };
     let wall = Duration::from_millis(launch.max_wall_ms);
     let taken = broker.as_ref().map(|broker| broker.taken.clone());
     let (end, cancelled) = match adapter.sandbox.start(launch).await {
-        Ok(session) => converse(session, dialogue.as_mut(), control, wall, taken).await,
+        Ok(mut session) => {
+            if let (Some(tools), Some(socket)) = (&mut tools, session.socket()) {
+                tools.listen(socket);
+            }
+            converse(session, dialogue.as_mut(), control, wall, taken).await
+        }
         Err(error) => (Err(error), false),
     };
     let result = match &end {
@@ -90,6 +104,8 @@ pub(super) async fn run(adapter: &Adapter, job: Job, control: Control) -> Ran {
         metrics = Metrics { tool_calls: metrics.tool_calls, ..taken.metrics() };
         (source, model) = (taken.source(), taken.model);
     }
+    // The program may have used tools of its own as well, and says so.
+    metrics.tool_calls = metrics.tool_calls.max(tools.as_ref().map(Tools::ran));
     ran(adapter, &job, Outcome { result, end: end.ok(), started_at, began, metrics, source, model })
 }
 
@@ -135,7 +151,7 @@ async fn converse(
     wall: Duration,
     mut taken: Option<watch::Receiver<Taken>>,
 ) -> (Result<End, SandboxError>, bool) {
-    let Control { cancel, mut hold, progress: told } = control;
+    let Control { cancel, mut hold, progress: told, tools: _ } = control;
     let tell = |progress| {
         // A slow reader misses some; the next one says how far the run is then.
         let _missed = told.try_send(progress);

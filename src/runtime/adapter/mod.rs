@@ -10,8 +10,10 @@ mod dialogue;
 mod drive;
 mod http;
 mod javascript;
+mod local_http;
 mod mcp;
 mod provider;
+mod tools;
 mod usage;
 
 use std::path::{Path, PathBuf};
@@ -23,6 +25,8 @@ use self::broker::Broker;
 use self::dialogue::Dialogue;
 pub use self::provider::HostKeys;
 use self::provider::Provider;
+pub use self::tools::ToolUse;
+use self::tools::Tools;
 use super::sandbox::{self, Launch, Sandbox, SandboxError};
 use crate::acp::code::{Code, Error};
 use crate::acp::json;
@@ -179,6 +183,8 @@ pub struct Control {
     pub hold: watch::Receiver<bool>,
     /// Where progress goes; dropped when there is no room.
     pub progress: mpsc::Sender<Progress>,
+    /// Where uses of the requester's tools go, if the job grants any; refused when there is no room.
+    pub tools: mpsc::Sender<ToolUse>,
 }
 
 /// What a task is done with.
@@ -296,21 +302,24 @@ impl Adapter {
         &self,
         job: &Job,
         broker: Option<&Broker>,
+        tools: Option<&Tools>,
     ) -> Result<(Launch, Box<dyn Dialogue>), Error> {
         let input = json::canonical(&job.input)?;
         if input.len() > INPUT_MAX {
             return Err(Error::new(Code::TooLarge, "the input is larger than 2 MiB"));
         }
+        let tools_port = tools.and_then(|tools| tools.port);
         let mut launch = Launch {
             task_id: job.task_id.clone(),
             argv: self.words.clone(),
-            env: std::collections::BTreeMap::new(),
+            env: tools.iter().flat_map(|tools| tools.environment()).collect(),
             input,
             isolation: job.isolation,
             policy: sandbox::applied(&job.policy, job.isolation),
             max_wall_ms: job.max_wall_ms.min(sandbox::WALL_MAX_MS),
             max_stdout_bytes: job.max_output_bytes,
-            port: broker.map(|broker| broker.port),
+            ports: broker.iter().map(|broker| broker.port).chain(tools_port).collect(),
+            socket: tools.is_some_and(|tools| tools.port.is_none()),
         };
         let dialogue: Box<dyn Dialogue> = match self.kind() {
             AdapterKind::Command => Box::new(command::Plain::new(launch.input.clone())),

@@ -23,7 +23,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub(in crate::runtime) use boxes::in_box;
+pub(in crate::runtime) use boxes::{SOCKET_INSIDE, in_box};
 pub use frame::Cause;
 pub use leftovers::reap_leftovers;
 pub use level::Level;

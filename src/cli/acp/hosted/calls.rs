@@ -343,9 +343,13 @@ fn short_did(did: &str) -> String {
     output::short(did.strip_prefix("did:key:").unwrap_or(did))
 }
 
-/// The task's title, and of a budget which limit is to be raised, and how far.
+/// The task's title, of a budget which limit is to be raised, and how far, and of a tool which one is
+/// used.
 fn question_title(question: &Value) -> String {
     let title = word(question, "title");
+    if let Some(target) = question.get("target").filter(|target| target.get("resource").is_some()) {
+        return format!("{title}: {} {}", word(target, "action"), word(target, "resource"));
+    }
     let number = |target: &Value, name: &str| target.get(name).and_then(Value::as_u64);
     let raised = question.get("target").and_then(|target| {
         let (from, to) = (number(target, "from")?, number(target, "to")?);
@@ -388,12 +392,15 @@ mod tests {
     }
 
     #[test]
-    fn a_raised_budget_is_told_with_the_title() {
+    fn what_is_asked_is_told_with_the_title() {
         let mut question = json!({ "title": "t", "target": { "gate": "contract_acceptance" } });
         assert_eq!(question_title(&question), "t");
         question["target"] = json!({ "gate": "budget_overrun", "metric": "maxTotalTokens",
             "from": 300, "to": 600 });
         assert_eq!(question_title(&question), "t: maxTotalTokens 300→600");
+        question["target"] =
+            json!({ "gate": "external_send", "action": "read", "resource": "mcp:a" });
+        assert_eq!(question_title(&question), "t: read mcp:a");
         assert_eq!(short_did("did:key:z6MkhaXgBZDvotDkL5257"), "z6MkhaXgBZDv");
     }
 

@@ -16,13 +16,13 @@ use crate::acp::owner::Order;
 use crate::acp::value::{Name, Time};
 use crate::api::acp::{AcpCall, Combine, DelegateMulti, DelegateTask, Work};
 use crate::api::types::ApiError;
-use crate::cli::acp::args::{DelegateArgs, Multi};
+use crate::cli::acp::args::{DelegateArgs, GrantedTool, Multi};
 use crate::cli::acp::{Failure, files};
 use crate::cli::{exit, output};
 use crate::codec::text::escape_untrusted;
 use crate::daemon::acp::delegation;
 use crate::daemon::acp::service::{self, Service};
-use crate::daemon::acp::{Office, OfficeError, orders, owner_dir};
+use crate::daemon::acp::{Office, OfficeError, Tool, orders, owner_dir};
 use crate::runtime::clock::unix_now;
 
 /// Bytes of an input or a schema on the command line or in a file.
@@ -108,6 +108,8 @@ fn work(args: &DelegateArgs) -> Result<Work, Failure> {
         deadline_at: Some(Time::from(unix_now().plus(deadline)).to_string()),
         budget,
         sandbox_policy: args.isolation.map(|level| json!({ "isolation": level })),
+        tools: args.tools.iter().map(|tool| tool.name.to_string()).collect(),
+        tool_uses: args.tool_uses,
         auto_approve: args.auto_approve,
         wait_ms: None,
     };
@@ -142,6 +144,15 @@ fn by_daemon(
             "the daemon keeps its tasks' logs; write one with: commsd acp task ID --audit FILE",
         ));
     }
+    if let Some(tool) = args.tools.iter().find(|tool| tool.command.is_some()) {
+        return Err(usage(
+            format!(
+                "--tool {} names a command, and the daemon runs none that it is sent",
+                tool.name
+            ),
+            "name the command in [acp-tools] of the daemon's configuration, or give --key",
+        ));
+    }
     let work = Work { wait_ms: Some(crate::api::acp::MAX_WAIT_MS), ..work };
     let call = match combine(args) {
         None => AcpCall::DelegateTask(DelegateTask {
@@ -166,6 +177,7 @@ fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<Ex
     options.endpoints = args.access.policy();
     options.form = form(args.receive);
     options.audit = audit_plan(args.audit.clone());
+    options.tools = args.tools.iter().map(tool).collect::<Result<_, _>>()?;
     if let Some(path) = &options.audit.file
         && path.symlink_metadata().is_ok()
     {
@@ -190,6 +202,16 @@ fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<Ex
         let code = conclude(args, place, &answer)?;
         Ok(if cancel.is_cancelled() { ExitCode::from(INTERRUPTED) } else { code })
     })
+}
+
+/// A tool that this process runs.
+fn tool(granted: &GrantedTool) -> Result<Tool, Failure> {
+    let name = granted.name.clone();
+    let todo = "give --tool 'RESOURCE:ACTION=COMMAND'";
+    let Some(command) = &granted.command else {
+        return Err(usage(format!("--tool {name} has no command"), todo));
+    };
+    Tool::new(name, command).map_err(|error| usage(error.message(), todo))
 }
 
 async fn delegate(
