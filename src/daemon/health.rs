@@ -58,6 +58,7 @@ impl Owner {
         }
         found.extend(self.store_conditions());
         found.extend(self.trust_conditions());
+        found.extend(self.discovery_condition());
         found.extend(self.acp.problem());
         let transport = self.hub.status();
         if transport.first_contact && !transport.multicast {

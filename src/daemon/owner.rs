@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::acp::mesh::{MeshAsk, Open};
 use super::acp::resident::Resident;
 use super::config::Config;
+use super::discovery::DiscoveryReply;
 use super::health::Health;
 use super::hooks::{Handed, Sessions};
 use super::hygiene::{Damped, Hygiene, Place};
@@ -133,6 +134,8 @@ pub(super) enum Reply {
     Acked,
     /// What a vault elsewhere answered.
     Vault(VaultReply),
+    /// What discovery was asked for.
+    Discovery(DiscoveryReply),
     /// What the operator asked for.
     Operator(OperatorReply),
     /// The attach, which waited for the room of the agent's directory.

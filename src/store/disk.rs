@@ -66,10 +66,10 @@ struct Format {
     steps: &'static [Step],
 }
 
-const FORMAT: Format = Format { version: 2, steps: &[as_it_is] };
+const FORMAT: Format = Format { version: 3, steps: &[as_it_is, as_it_is] };
 
 /// The step to a format that only adds kinds of entries (2: shares, grants, what is
-/// sought, who may begin conversations).
+/// sought, who may begin conversations; 3: how far beacons make the machine known).
 fn as_it_is(_: &WriteTransaction) -> Result<(), StoreError> {
     Ok(())
 }
@@ -575,6 +575,7 @@ mod tests {
     use crate::codec::time::UnixMillis;
     use crate::identity::device::DeviceId;
     use crate::identity::entropy::{Entropy as _, SeededEntropy};
+    use crate::mesh::discovery::{Sides, Visibility};
     use crate::mesh::records::ConsentPolicy;
     use crate::store::MemoryStore;
 
@@ -689,6 +690,7 @@ mod tests {
             Record::Sought { .. } => 27,
             Record::SoughtDone { .. } => 28,
             Record::Consent { .. } => 29,
+            Record::MeshVisibility { .. } => 30,
         }
     }
 
@@ -752,6 +754,9 @@ mod tests {
             },
             Record::SoughtDone { agent, owner, capability: text("c"), path: text("n") },
             Record::Consent { agent, policy: ConsentPolicy::Open },
+            Record::MeshVisibility {
+                visibility: Sides { loopback: Visibility::Quiet, network: Visibility::Dark },
+            },
         ]
     }
 
@@ -767,7 +772,7 @@ mod tests {
         let look = data_encoding::HEXLOWER.encode(&look.finalize());
         // An older commsd must say "newer", and not "damaged", of what it cannot read: whoever comes
         // here because this fails gives FORMAT another version with a step, then notes both here.
-        assert_eq!((FORMAT.version, look.get(..16).unwrap()), (2, "af542dbf22f89816"));
+        assert_eq!((FORMAT.version, look.get(..16).unwrap()), (3, "cc0a0dbdeb5f8a67"));
     }
 
     #[test]
@@ -832,10 +837,10 @@ mod tests {
             Err(StoreError::Busy)
         }
         // A step that fails leaves the old format.
-        let failing = Format { version: FORMAT.version + 1, steps: &[as_it_is, fail] };
+        let failing = Format { version: FORMAT.version + 1, steps: &[as_it_is, as_it_is, fail] };
         assert!(DiskStore::open_as(home.path(), LIMIT, &failing).is_err());
         assert_eq!(open(home.path()).unwrap().1.len(), 2);
-        let next = Format { version: FORMAT.version + 1, steps: &[as_it_is, forget_one] };
+        let next = Format { version: FORMAT.version + 1, steps: &[as_it_is, as_it_is, forget_one] };
         let (store, found) = DiskStore::open_as(home.path(), LIMIT, &next).unwrap();
         assert_eq!(found, vec![mail(2, 1)]);
         drop(store);
@@ -1177,6 +1182,10 @@ mod tests {
             }),
             (agent(), agent(), text(), text()).prop_map(|(agent, owner, capability, path)| {
                 Record::SoughtDone { agent, owner, capability, path }
+            }),
+            prop_oneof![Just(Visibility::Quiet), Just(Visibility::Dark)].prop_map(|network| {
+                let loopback = Visibility::Discoverable;
+                Record::MeshVisibility { visibility: Sides { loopback, network } }
             }),
         ]
     }

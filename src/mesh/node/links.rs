@@ -538,6 +538,7 @@ impl Node {
         if self.beacon_at <= now.mono {
             self.send_beacon(now);
         }
+        self.discovery_upkeep(now);
         if self.probe_at <= now.mono {
             self.probe_pids(now);
         }
