@@ -1,13 +1,14 @@
 //! Adapters over real processes: what a run is given, what is taken from it, and what of it is left.
 //! Programs of models are stubs that answer as their public documentation shows.
 
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use commsd::acp::code::Code;
 use commsd::acp::objects::{ExitKind, Isolation, Network, SandboxPolicy, UsageSource};
 use commsd::acp::owner::choose_level;
-use commsd::acp::value::{Count, Seq, TaskId};
+use commsd::acp::value::{Count, Read as _, Seq, TaskId};
 use commsd::runtime::adapter::{
     Adapter, AdapterKind, AdapterOptions, ApiStyle, Control, Ended, HostKeys, Job, Progress, Ran,
     ToolUse,
@@ -492,6 +493,80 @@ print $status;
     let ran = tokio::time::timeout(HARD_LIMIT, going).await.unwrap().unwrap();
     assert_eq!(output(&ran), &json!(200));
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err(), "the broker lives on");
+}
+
+#[tokio::test]
+async fn a_run_reaches_the_hosts_that_its_order_lists_and_nothing_else() {
+    // The service: says what it hears, in capitals.
+    let service = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = |listener: &std::net::TcpListener| listener.local_addr().unwrap().port();
+    let (listed, unlisted) = (port(&service), port(&other));
+    std::thread::spawn(move || {
+        for stream in service.incoming().take(2) {
+            let mut stream = stream.unwrap();
+            let mut heard = [0; 5];
+            stream.read_exact(&mut heard).unwrap();
+            stream.write_all(&heard.to_ascii_uppercase()).unwrap();
+        }
+    });
+    let program = r#"
+use strict; use Socket; use JSON::PP; use MIME::Base64;
+my ($user, $proxy) = $ENV{HTTPS_PROXY} =~ m{^http://(run:[\w-]{43})\@127\.0\.0\.1:(\d+)$};
+sub reach { my ($port) = @_; socket(my $s, PF_INET, SOCK_STREAM, 0) or die; connect($s, pack_sockaddr_in($port, inet_aton('127.0.0.1'))) or return; return $s; }
+sub through {
+    my ($request, $shown) = @_;
+    my $s = reach($proxy) or return [0, ''];
+    syswrite $s, "$request HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic " . encode_base64($shown, '') . "\r\n\r\n";
+    my $head = '';
+    while ($head !~ /\r\n\r\n/) { sysread($s, $head, 4096, length $head) or last; }
+    my ($status) = $head =~ m{^HTTP/1.1 (\d+)};
+    my $said = '';
+    if ($status == 200) { syswrite $s, 'hello'; sysread $s, $said, 5; }
+    return [$status + 0, $said];
+}
+my $input = decode_json(do { local $/; <STDIN> });
+my ($listed, $unlisted) = ($input->{listed}, $input->{unlisted});
+print encode_json({
+    direct => reach($listed) ? 1 : 0,
+    listed => through("CONNECT 127.0.0.1:$listed", $user),
+    unlisted => through("CONNECT 127.0.0.1:$unlisted", $user),
+    other_name => through("CONNECT localhost:$listed", $user),
+    stranger => through("CONNECT 127.0.0.1:$listed", 'run:' . 'x' x 43),
+    fetched => through("GET http://127.0.0.1:$listed/", $user),
+    proxy => $proxy + 0,
+});
+"#;
+    let bench = Bench::new();
+    let mut options = bench.options(AdapterKind::Command);
+    options.cmd = Some("perl".to_owned());
+    options.extra_args = vec!["-e".to_owned(), program.to_owned()];
+    options.private_hosts = true;
+    let adapter = Adapter::from_options(options.clone()).unwrap();
+    assert_eq!(adapter.profile(1).levels_with_hosts, [Isolation::Kernel]);
+    let mut open = job(Isolation::Kernel, json!({"listed": listed, "unlisted": unlisted}));
+    open.policy.network = Network::Allowlist;
+    open.policy.allow_hosts = Seq::read(json!([format!("127.0.0.1:{listed}")])).unwrap();
+    let ran = run(&adapter, open.clone()).await;
+    let told = output(&ran);
+    assert_eq!(told["direct"], 0);
+    assert_eq!(told["listed"], json!([200, "HELLO"]));
+    assert_eq!(
+        [&told["unlisted"], &told["other_name"], &told["stranger"], &told["fetched"]]
+            .map(|said| said[0].clone()),
+        [403, 403, 407, 405]
+    );
+    // What is attested says so.
+    assert_eq!(ran.run.limits.allow_hosts, open.policy.allow_hosts);
+    let proxy = u16::try_from(told["proxy"].as_u64().unwrap()).unwrap();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", proxy)).is_err(), "the proxy lives on");
+    // A list leads to no private address unless the worker's owner says so, and without a list there
+    // is no way out.
+    options.private_hosts = false;
+    let adapter = Adapter::from_options(options).unwrap();
+    assert_eq!(output(&run(&adapter, open.clone()).await)["listed"][0], 403);
+    open.policy.network = Network::None;
+    assert!(matches!(run(&adapter, open).await.ended, Ended::Failed { .. }), "no HTTPS_PROXY");
 }
 
 #[tokio::test]

@@ -59,7 +59,9 @@ impl Side {
         let policy = ask_policy(key.did(), auto, UnixMillis(START));
         let levels = vec![Isolation::Kernel, Isolation::Subprocess];
         let adapter = Word::parse("sandbox").unwrap();
-        let profile = Profile { adapter, levels, foreign_code: false, max_runs: 2 };
+        let levels_with_hosts = Vec::new();
+        let profile =
+            Profile { adapter, levels, levels_with_hosts, foreign_code: false, max_runs: 2 };
         Owner::new(key, None, policy, Some(profile))
     }
 }
@@ -440,6 +442,7 @@ fn levels_are_chosen_as_the_manifest_allows() {
     let profile = |levels: &[I], foreign_code| Profile {
         adapter: Word::parse("x").unwrap(),
         levels: levels.to_vec(),
+        levels_with_hosts: vec![I::Kernel],
         foreign_code,
         max_runs: 1,
     };
@@ -457,6 +460,18 @@ fn levels_are_chosen_as_the_manifest_allows() {
     assert_eq!(choose(&[I::None], I::Oci, true, false), Err(Code::IsolationUnavailable));
     assert_eq!(choose(&[I::None], I::None, false, true), Ok(I::None));
     assert_eq!(choose(&[], I::None, true, false), Err(Code::IsolationUnavailable));
+    // Listed hosts are reached at the levels that have a way to them, and never without one.
+    let open = |asked, fallback| {
+        let open = SandboxPolicy { network: Network::Allowlist, ..policy(asked, fallback) };
+        choose_level(&profile(&here, false), &open, false).map_err(|e| e.code())
+    };
+    assert_eq!(open(I::Subprocess, false), Ok(I::Kernel));
+    let shut = Profile { levels_with_hosts: Vec::new(), ..profile(&here, false) };
+    let wanted = SandboxPolicy { network: Network::Allowlist, ..policy(I::Subprocess, true) };
+    assert_eq!(
+        choose_level(&shut, &wanted, false).map_err(|e| e.code()),
+        Err(Code::IsolationUnavailable)
+    );
     // The requester's own code.
     let foreign = |levels: &[I], asked, fallback| {
         let profile = profile(levels, true);

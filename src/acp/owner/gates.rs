@@ -7,7 +7,8 @@ use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::log::{TaskLog, View};
 use crate::acp::objects::{
-    ApprovalPolicy, ApprovalReceipt, Decision, Gate, GatePolicies, GatePolicy, Target, ToolCall,
+    ApprovalPolicy, ApprovalReceipt, Decision, Gate, GatePolicies, GatePolicy, Network, Target,
+    ToolCall,
 };
 use crate::acp::steps;
 use crate::acp::value::{Digest, TaskId, Time};
@@ -99,6 +100,11 @@ fn about(log: &TaskLog, file: &File, target: &Target) -> Vec<String> {
                 manifest.deadline_at,
                 manifest.sandbox_policy.isolation.as_str()
             ));
+            if manifest.sandbox_policy.network == Network::Allowlist {
+                let hosts: Vec<&str> =
+                    manifest.sandbox_policy.allow_hosts.iter().map(|host| &**host).collect();
+                lines.push(cut(&format!("may connect to {}", hosts.join(", "))));
+            }
             lines
         }
         Target::FinalAcceptance { .. } => {

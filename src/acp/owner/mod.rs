@@ -74,6 +74,8 @@ pub struct Profile {
     pub adapter: Word,
     /// Levels of isolation that it can be run at on this machine.
     pub levels: Vec<Isolation>,
+    /// Those of them at which a run can reach the hosts that a manifest lists, and nothing else.
+    pub levels_with_hosts: Vec<Isolation>,
     /// Whether it runs the requester's own code: never below `kernel` then, unless the manifest allows
     /// `subprocess` (decision 50).
     pub foreign_code: bool,

@@ -6,8 +6,8 @@ use crate::acp::approval::ASK_TIMEOUT_MS;
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::log::{TaskLog, View, Wish};
 use crate::acp::objects::{
-    Event, Isolation, Party, SandboxPolicy, State, Target, TaskContract, Usage, UsageReceipt,
-    UsageSource,
+    Event, Isolation, Network, Party, SandboxPolicy, State, Target, TaskContract, Usage,
+    UsageReceipt, UsageSource,
 };
 use crate::acp::quota::Alarm;
 use crate::acp::run::{Ended, Job, Progress, Ran};
@@ -37,7 +37,11 @@ pub fn choose_level(
         (true, true) => Isolation::Subprocess,
         (true, false) => Isolation::Kernel,
     };
-    let levels = || profile.levels.iter().copied().filter(|level| level.is_at_least(lowest));
+    let (usable, out) = match policy.network {
+        Network::None => (&profile.levels, ""),
+        Network::Allowlist => (&profile.levels_with_hosts, " with a way to listed hosts"),
+    };
+    let levels = || usable.iter().copied().filter(|level| level.is_at_least(lowest));
     // The weakest of those that are strong enough: what was asked for, if it is there.
     if let Some(level) = levels().filter(|level| level.is_at_least(policy.isolation)).max() {
         return Ok(level);
@@ -47,7 +51,7 @@ pub fn choose_level(
         || {
             let has: Vec<&str> = levels().map(Isolation::as_str).collect();
             let text = format!(
-                "the order asks for isolation {}, and this worker has {}",
+                "the order asks for isolation {}{out}, and this worker has {}",
                 policy.isolation.as_str(),
                 if has.is_empty() { "none that it may use for it".into() } else { has.join(", ") },
             );

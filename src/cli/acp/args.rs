@@ -438,6 +438,11 @@ pub struct DelegateArgs {
           value_parser = word_parser(Isolation::ALL, Isolation::as_str, Isolation::parse))]
     pub isolation: Option<Isolation>,
 
+    /// Let the work connect to this host and port, e.g. api.example.com:443, and to nothing else;
+    /// repeat for more, 32 at most. Workers can do so at isolation kernel only
+    #[arg(long = "allow-host", value_name = "HOST:PORT", num_args = 1)]
+    pub allow_hosts: Vec<String>,
+
     /// Let the work use a tool of yours; you are asked at every use. With --key
     /// RESOURCE:ACTION=COMMAND, e.g. 'mcp:docs/**:read=read-doc --plain': the command runs here as you,
     /// and no shell sees it. Without --key RESOURCE:ACTION, within one of acp-tools in the daemon's

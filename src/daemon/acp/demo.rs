@@ -425,6 +425,7 @@ impl Pair {
         let profile = Profile {
             adapter: Word::parse("command")?,
             levels: vec![Isolation::Oci],
+            levels_with_hosts: Vec::new(),
             foreign_code: false,
             max_runs: 1,
         };

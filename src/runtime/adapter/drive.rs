@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::broker::{Broker, Taken};
 use super::dialogue::{Dialogue, Done, Step, progress, source, unknown};
+use super::proxy::Proxy;
 use super::tools::Tools;
 use super::{Adapter, AdapterKind, Control, Ended, Job, Progress, Ran, RunFacts};
 use crate::acp::code::{Code, Error};
@@ -16,6 +17,7 @@ use crate::acp::objects::{Denial, Exit, ExitKind, Metrics, Usage, UsageSource};
 use crate::acp::value::{Count, Digest, Name, Text};
 use crate::codec::time::UnixMillis;
 use crate::runtime::clock::unix_now;
+use crate::runtime::http_client::SystemResolver;
 use crate::runtime::sandbox::{self, Cause, End, Event, SandboxError, Session};
 
 /// A run may be held for so long in all (decision 46); then it goes on, and its time runs.
@@ -73,7 +75,16 @@ pub(super) async fn run(adapter: &Adapter, job: Job, control: Control) -> Ran {
             return ran(adapter, &job, nothing(Error::new(Code::SandboxFailed, message)));
         }
     };
-    let launched = adapter.launch(&job, broker.as_ref(), tools.as_ref());
+    let policy = sandbox::applied(&job.policy, job.isolation);
+    let private = adapter.options.private_hosts;
+    let proxy = match Proxy::open(&policy, private, Box::new(SystemResolver)).await {
+        Ok(proxy) => proxy,
+        Err(error) => {
+            let message = format!("no way to the listed hosts can be made ({error})");
+            return ran(adapter, &job, nothing(Error::new(Code::SandboxFailed, message)));
+        }
+    };
+    let launched = adapter.launch(&job, broker.as_ref(), tools.as_ref(), proxy.as_ref());
     let (launch, mut dialogue) = match launched {
         Ok(made) => made,
         Err(error) => return ran(adapter, &job, nothing(error)),

@@ -1,5 +1,5 @@
 //! HTTP for one run's program alone: a listener that lives as long as the run, and the random token
-//! that the program shows. What is asked there is the broker's and the tools'.
+//! that the program shows. What is asked there is the broker's, the tools' and the proxy's.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -74,7 +74,12 @@ impl Token {
         let bearer = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        key.or(bearer).is_some_and(|shown| sha256(shown) == self.digest)
+        key.or(bearer).is_some_and(|shown| self.is(shown))
+    }
+
+    /// Whether this is it.
+    pub fn is(&self, shown: &[u8]) -> bool {
+        sha256(shown) == self.digest
     }
 }
 
@@ -109,7 +114,10 @@ where
     }
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, handler: &impl Handler) {
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    handler: &impl Handler,
+) {
     let service =
         service_fn(|request| async { Ok::<_, Infallible>(handler.answer(request).await) });
     let mut http = hyper::server::conn::http1::Builder::new();
@@ -118,7 +126,7 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, handler: &impl Ha
         .max_buf_size(HEAD_MAX)
         .max_headers(HEADERS_MAX);
     // Its end, good or bad, is the run's program's business.
-    let _ended = http.serve_connection(TokioIo::new(stream), service).await;
+    let _ended = http.serve_connection(TokioIo::new(stream), service).with_upgrades().await;
 }
 
 /// A body that is there as a whole.

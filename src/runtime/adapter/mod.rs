@@ -13,6 +13,7 @@ mod javascript;
 mod local_http;
 mod mcp;
 mod provider;
+mod proxy;
 mod tools;
 mod usage;
 
@@ -25,6 +26,7 @@ use self::broker::Broker;
 use self::dialogue::Dialogue;
 pub use self::provider::HostKeys;
 use self::provider::Provider;
+use self::proxy::Proxy;
 pub use self::tools::ToolUse;
 use self::tools::Tools;
 use super::sandbox::{self, Launch, Sandbox, SandboxError};
@@ -150,6 +152,8 @@ pub struct AdapterOptions {
     pub isolation: Option<Isolation>,
     /// The owner's keys of providers.
     pub keys: HostKeys,
+    /// Whether an order's list of hosts may name addresses that are not public.
+    pub private_hosts: bool,
     /// Where and how runs are made.
     pub sandbox: sandbox::Settings,
 }
@@ -169,6 +173,7 @@ impl AdapterOptions {
             extra_args: Vec::new(),
             isolation: None,
             keys: HostKeys::default(),
+            private_hosts: false,
             sandbox: sandbox::Settings::new(work_dir),
         }
     }
@@ -261,12 +266,21 @@ impl Adapter {
         self.levels.clone()
     }
 
+    /// Those of them at which a run can be let out to listed hosts.
+    fn levels_with_hosts(&self) -> Vec<Isolation> {
+        // The HTTP adapter starts no program that could use it.
+        let starts_program = self.kind() != AdapterKind::Openai;
+        let possible = |level: &Isolation| starts_program && sandbox::may_list_hosts(*level);
+        self.levels.iter().copied().filter(possible).collect()
+    }
+
     /// What a worker with this adapter offers, with so many runs at one time.
     #[must_use]
     pub fn profile(&self, max_runs: usize) -> Profile {
         Profile {
             adapter: Word::lossy(self.name()),
             levels: self.levels(),
+            levels_with_hosts: self.levels_with_hosts(),
             foreign_code: self.kind() == AdapterKind::Sandbox,
             max_runs,
         }
@@ -303,6 +317,7 @@ impl Adapter {
         job: &Job,
         broker: Option<&Broker>,
         tools: Option<&Tools>,
+        proxy: Option<&Proxy>,
     ) -> Result<(Launch, Box<dyn Dialogue>), Error> {
         let input = json::canonical(&job.input)?;
         if input.len() > INPUT_MAX {
@@ -312,13 +327,22 @@ impl Adapter {
         let mut launch = Launch {
             task_id: job.task_id.clone(),
             argv: self.words.clone(),
-            env: tools.iter().flat_map(|tools| tools.environment()).collect(),
+            env: tools
+                .iter()
+                .flat_map(|tools| tools.environment())
+                .chain(proxy.iter().flat_map(|proxy| proxy.environment()))
+                .collect(),
             input,
             isolation: job.isolation,
             policy: sandbox::applied(&job.policy, job.isolation),
             max_wall_ms: job.max_wall_ms.min(sandbox::WALL_MAX_MS),
             max_stdout_bytes: job.max_output_bytes,
-            ports: broker.iter().map(|broker| broker.port).chain(tools_port).collect(),
+            ports: broker
+                .iter()
+                .map(|broker| broker.port)
+                .chain(tools_port)
+                .chain(proxy.iter().map(|proxy| proxy.port))
+                .collect(),
             socket: tools.is_some_and(|tools| tools.port.is_none()),
         };
         let dialogue: Box<dyn Dialogue> = match self.kind() {

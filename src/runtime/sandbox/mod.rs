@@ -222,8 +222,15 @@ fn most() -> SandboxPolicy {
     }
 }
 
+/// Whether a run at this level can be let out to listed hosts: where it may connect to single ports
+/// of this machine, and the kernel keeps it from everything else.
+#[must_use]
+pub fn may_list_hosts(isolation: Isolation) -> bool {
+    isolation.is_at_least(Isolation::Kernel) && !in_box(isolation)
+}
+
 /// `policy` as it is applied at `isolation`: never above the limits here, and without limits (the
-/// largest numbers) at `none`. Lists of hosts are not offered.
+/// largest numbers) at `none`. Hosts are listed only where nothing else can be reached.
 #[must_use]
 pub fn applied(policy: &SandboxPolicy, isolation: Isolation) -> SandboxPolicy {
     let most = most();
@@ -239,13 +246,19 @@ pub fn applied(policy: &SandboxPolicy, isolation: Isolation) -> SandboxPolicy {
             ..most
         };
     }
+    let (network, allow_hosts) = if may_list_hosts(isolation) {
+        (policy.network, policy.allow_hosts.clone())
+    } else {
+        (most.network, most.allow_hosts)
+    };
     SandboxPolicy {
         isolation,
         allow_subprocess_fallback: policy.allow_subprocess_fallback,
+        network,
+        allow_hosts,
         memory_max_bytes: policy.memory_max_bytes.min(most.memory_max_bytes),
         pids_max: policy.pids_max.min(most.pids_max),
         cpu_time_max_ms: policy.cpu_time_max_ms.min(most.cpu_time_max_ms),
         disk_max_bytes: policy.disk_max_bytes.min(most.disk_max_bytes),
-        ..most
     }
 }

@@ -12,6 +12,7 @@ use super::worker::{audit_plan, serve_at};
 use super::{Place, Surroundings, form, protocol, stop_signals};
 use crate::acp::code::Code;
 use crate::acp::json::{canonical, parse};
+use crate::acp::objects::Network;
 use crate::acp::owner::Order;
 use crate::acp::value::{Name, Time};
 use crate::api::acp::{AcpCall, Combine, DelegateMulti, DelegateTask, Work};
@@ -107,7 +108,7 @@ fn work(args: &DelegateArgs) -> Result<Work, Failure> {
         output_schema: Some(read_json("--output-schema", &args.output_schema)?),
         deadline_at: Some(Time::from(unix_now().plus(deadline)).to_string()),
         budget,
-        sandbox_policy: args.isolation.map(|level| json!({ "isolation": level })),
+        sandbox_policy: sandbox_policy(args),
         tools: args.tools.iter().map(|tool| tool.name.to_string()).collect(),
         tool_uses: args.tool_uses,
         auto_approve: args.auto_approve,
@@ -122,6 +123,19 @@ fn work(args: &DelegateArgs) -> Result<Work, Failure> {
         );
     }
     Ok(work)
+}
+
+/// The members that were given; the others have their defaults.
+fn sandbox_policy(args: &DelegateArgs) -> Option<Value> {
+    let isolation = args.isolation.map(|level| ("isolation", json!(level)));
+    let hosts = (!args.allow_hosts.is_empty())
+        .then(|| [("network", json!(Network::Allowlist)), ("allowHosts", json!(args.allow_hosts))]);
+    let members: serde_json::Map<_, _> = isolation
+        .into_iter()
+        .chain(hosts.into_iter().flatten())
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    (!members.is_empty()).then_some(Value::Object(members))
 }
 
 fn combine(args: &DelegateArgs) -> Option<Combine> {
