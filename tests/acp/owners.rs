@@ -239,6 +239,7 @@ fn usage(tokens: Option<u64>) -> Usage {
 fn ran(job: &Job, ended: Ended, now: u64) -> Ran {
     let kind = if ended == Ended::Cancelled { ExitKind::Cancelled } else { ExitKind::Exited };
     Ran {
+        complaint: None,
         ended,
         usage: usage(Some(7)),
         source: UsageSource::Metered,

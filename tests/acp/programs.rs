@@ -368,6 +368,54 @@ echo '{"summary":"","findings":['"$(use one),$(use two)"']}'
 }
 
 #[test]
+fn only_the_workers_owner_sees_what_a_program_that_failed_has_said() {
+    let place = Place::new();
+    let (_relay, url) = place.relay("0");
+    let mark = format!("why-{}", std::process::id());
+    let program = place.path("program");
+    fs::write(&program, format!("printf '{mark}\\033[2J\\nsecond' >&2; exit 3\n")).unwrap();
+    let cmd = format!("/bin/sh {}", program.display());
+    let at = ["--isolation", "subprocess", "--adapter", "command", "--cmd", &cmd, "--auto-accept"];
+    let worker = place.worker(&url, &at);
+    let (key, bob) = (place.text("alice.json"), place.text("bob.json"));
+    let mut args = place.delegate(&key, &worker.line);
+    let (state, log) = (place.text("alice"), place.text("alice.jsonl"));
+    args.extend(["--state-dir", &state, "--audit", &log, "--isolation", "subprocess", "--json"]);
+    let failed = place.run(&args);
+    assert_eq!(failed.status.code(), Some(1));
+    let answer: Value = serde_json::from_slice(&failed.stdout).unwrap();
+    assert_eq!(answer["failure"]["code"], "ADAPTER_FAILED");
+    // The worker's owner finds it in the task, and has it on the terminal.
+    let id = answer["taskId"].as_str().unwrap();
+    let task = place.json(&["task", id, "--key", &bob]);
+    assert_eq!(task["stderr"], format!("{mark}\u{1b}[2J\nsecond"));
+    let text = place.good(&["task", id, "--key", &bob]);
+    assert!(text.contains(&format!("\n│ {mark}")) && !text.contains('\u{1b}'), "{text}");
+    let shown = || fs::read_to_string(place.path("worker.err")).unwrap();
+    place.until("the complaint", || shown().contains("\n│ second"));
+    assert!(shown().contains(&format!("│ {mark}")) && !shown().contains('\u{1b}'));
+    // Nothing of it has left the worker.
+    let found = |bytes: &[u8]| bytes.windows(mark.len()).any(|part| part == mark.as_bytes());
+    assert!(!found(&failed.stdout) && !found(&failed.stderr));
+    let mut dirs = vec![place.path("alice"), place.path("relay")];
+    let mut files = vec![place.path("alice.jsonl")];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap().flatten() {
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                dirs.push(entry.path())
+            } else if kind.is_file() {
+                files.push(entry.path())
+            }
+        }
+    }
+    assert!(files.len() > 3, "{files:?}");
+    for file in files {
+        assert!(!found(&fs::read(&file).unwrap()), "{}", file.display());
+    }
+}
+
+#[test]
 fn a_signal_cancels_and_nothing_is_left_running() {
     let place = Place::new();
     let (_relay, url) = place.relay("0");

@@ -114,6 +114,11 @@ pub enum OwnerRecord {
         /// Of which revision.
         revision: u64,
     },
+    /// What the work wrote to stderr before it failed: for this owner, and never sent.
+    Complaint {
+        /// The end of it, as the program wrote it.
+        text: String,
+    },
     /// A tool call at the requester.
     Call {
         /// The change.
@@ -325,6 +330,7 @@ struct File {
     tools: ToolDesk,
     meter: QuotaMeter,
     run: Run,
+    complaint: Option<String>,
     level: Option<Isolation>,
     progress: Option<Progress>,
     questions: BTreeMap<Digest, Question>,
@@ -445,6 +451,7 @@ impl Owner {
             OwnerRecord::Route { route } => file.route = Some(route),
             OwnerRecord::Ordered { order } => file.order = Some(*order),
             OwnerRecord::RunBegun { .. } => file.run = Run::Lost,
+            OwnerRecord::Complaint { text } => file.complaint = Some(text),
             OwnerRecord::Call { record } => file.tools.restore(record, &mut self.counters),
             _ => return Err(unfit()),
         }
@@ -590,6 +597,12 @@ impl Owner {
     /// What waits for this owner's answer.
     pub fn questions(&self) -> impl Iterator<Item = &Question> {
         self.files.values().flat_map(|file| file.questions.values())
+    }
+
+    /// The end of what the work of a task wrote to stderr before it failed here: the program's words.
+    #[must_use]
+    pub fn complaint(&self, task: &Digest) -> Option<&str> {
+        self.files.get(task).and_then(|file| file.complaint.as_deref())
     }
 
     /// The way to the peer of a task.

@@ -95,6 +95,10 @@ impl Owner {
         let ended = self.gateway.task(task).is_none_or(|log| log.view().is_sealed());
         if let Some(file) = self.files.get_mut(task) {
             file.progress = None;
+            if let Some(text) = ran.complaint.clone() {
+                file.complaint = Some(text.clone());
+                turn.out.of(*task, OwnerRecord::Complaint { text });
+            }
             file.run = if ended { Run::None } else { Run::Over(Box::new(ran)) };
         }
         self.consider(*task, &mut turn);

@@ -57,6 +57,8 @@ pub struct Standing {
     pub output: Option<Value>,
     /// Why it ended badly: code and sentence of the last entry's notice, or of the failed checks.
     pub failure: Option<(Code, String)>,
+    /// The end of what the work wrote to stderr before it failed at this worker: the program's words.
+    pub complaint: Option<String>,
     /// What was used, by the newest receipt.
     pub usage: Option<Value>,
     /// Entries in the log.
@@ -96,6 +98,7 @@ impl Standing {
             progress: view.last_progress().cloned(),
             output: view.deliverable().map(|kept| kept.object.output.clone()),
             failure: failure(log),
+            complaint: owner.complaint(task).map(str::to_owned),
             usage: usage.transpose().unwrap_or_default(),
             entries: view.next_seq(),
             head: view.head(),

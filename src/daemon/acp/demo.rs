@@ -494,6 +494,7 @@ impl Pair {
                         denials: Vec::new(),
                     };
                     let ran = Ran {
+                        complaint: None,
                         ended: Ended::Output(job.input.clone()),
                         usage: Usage::unmeasured(),
                         source: UsageSource::Metered,

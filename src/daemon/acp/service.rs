@@ -531,6 +531,7 @@ pub fn detailed(standing: &Standing) -> Value {
     if let Some(members) = task.as_object_mut() {
         members.insert("deliverable".into(), json!(standing.output));
         members.insert("order".into(), standing.order.clone());
+        members.insert("stderr".into(), json!(standing.complaint));
     }
     task
 }
