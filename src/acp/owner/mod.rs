@@ -8,6 +8,7 @@
 mod forgetting;
 mod gates;
 mod group;
+mod handing_on;
 mod introductions;
 mod requester;
 mod tools;
@@ -341,6 +342,8 @@ struct File {
     over_budget: bool,
     /// What this owner has said to raises of the budget.
     raises: BTreeMap<Digest, worker::Raise>,
+    /// Parts of the task that are handed on, by their contracts.
+    children: BTreeMap<Digest, handing_on::Child>,
     /// Calls that wait for the owner.
     asked_calls: BTreeMap<CallId, Box<super::objects::ToolCall>>,
     /// Calls of this side's work that wait for the requester.
@@ -626,6 +629,7 @@ impl Owner {
             file.answers.clear();
             file.asked_calls.clear();
         }
+        self.drop_children(task);
         self.stop(task, turn);
     }
 

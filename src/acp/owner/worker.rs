@@ -128,7 +128,12 @@ impl Owner {
         match state {
             State::Proposed if idle => self.consider_offer(task, view, turn),
             State::Accepted if idle => self.consider_start(task, turn),
-            State::InProgress => self.go_on(task, view, idle, turn),
+            State::InProgress => {
+                if self.offer_children(task, view, turn) {
+                    return Ok(true);
+                }
+                self.go_on(task, view, idle, turn)
+            }
             State::Cancelling => self.stop_or_confirm(task, view, idle, turn),
             _ => Ok(false),
         }

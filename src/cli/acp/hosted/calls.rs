@@ -38,19 +38,21 @@ const DRAWN_ID: usize = 5 + 26;
 const LOOKED_AT: u64 = 500;
 
 /// Whose office is asked, and by which relays it may talk when it is opened for this call.
-struct Whom<'a> {
+pub(super) struct Whom<'a> {
     key: Option<&'a Path>,
     relays: &'a [String],
     endpoints: Option<EndpointPolicy>,
 }
 
 impl<'a> Whom<'a> {
-    const fn of(key: Option<&'a Path>) -> Self {
+    /// The office of a key, or the daemon's.
+    pub(super) const fn of(key: Option<&'a Path>) -> Self {
         Self { key, relays: &[], endpoints: None }
     }
 }
 
-fn ask(
+/// Asks an office, which is opened for the moment when it is that of a key and none runs.
+pub(super) fn ask(
     whom: &Whom<'_>,
     call: AcpCall,
     place: &Place,
