@@ -99,4 +99,7 @@ pub struct Ran {
     pub ended_at: UnixMillis,
     /// How it was kept apart.
     pub run: RunFacts,
+    /// The end of what a program that has failed wrote to stderr: for this side's owner alone, and as
+    /// the program wrote it.
+    pub complaint: Option<String>,
 }

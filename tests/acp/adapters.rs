@@ -8,7 +8,7 @@ use std::time::Duration;
 use commsd::acp::code::Code;
 use commsd::acp::objects::{ExitKind, Isolation, Network, SandboxPolicy, UsageSource};
 use commsd::acp::owner::choose_level;
-use commsd::acp::value::{Count, Read as _, Seq, TaskId};
+use commsd::acp::value::{Count, Digest, Read as _, Seq, TaskId};
 use commsd::runtime::adapter::{
     Adapter, AdapterKind, AdapterOptions, ApiStyle, Control, Ended, HostKeys, Job, Progress, Ran,
     ToolUse,
@@ -203,6 +203,25 @@ async fn what_is_no_json_or_ends_badly_is_no_output() {
     assert_eq!(output(&run(&count, job(level, large)).await), &json!(2 << 20));
     let larger = json!("x".repeat((2 << 20) - 1));
     assert_eq!(failed(&run(&bench.shell("echo 5"), job(level, larger)).await), Code::TooLarge);
+}
+
+#[tokio::test]
+async fn the_end_of_stderr_is_kept_of_what_failed_however_much_there_was() {
+    let bench = Bench::new();
+    let complaint = async |script: &str| {
+        let ran = run(&bench.shell(script), job(Isolation::Subprocess, Value::Null)).await;
+        (ran.complaint, ran.run.stderr_digest)
+    };
+    let much = "head -c 300000 /dev/zero | tr '\\0' x >&2; echo; echo 'no such page' >&2; exit 3";
+    let (said, digest) = complaint(much).await;
+    let said = said.unwrap();
+    assert!(said.len() <= 2048 && said.ends_with("xno such page"), "{said}");
+    // The digest is over the beginning, as ever.
+    assert_eq!(digest, Some(Digest::of_bytes(&[b'x'; 64 << 10])));
+    let (said, _) = complaint("echo one >&2; echo two >&2; echo no JSON").await;
+    assert_eq!(said.as_deref(), Some("one\ntwo"));
+    assert_eq!(complaint("echo all is well >&2; echo 1").await.0, None);
+    assert_eq!(complaint("exit 1").await.0, None);
 }
 
 #[tokio::test]

@@ -15,8 +15,8 @@ use commsd::acp::owner::{
     Owner, OwnerRecord, Profile, Route, Stored, ToolRequest, ask_policy, choose_level,
 };
 use commsd::acp::run::{Ended, Job, Progress, Ran, RunFacts};
-use commsd::acp::steps;
 use commsd::acp::value::*;
+use commsd::acp::{sign, steps};
 use commsd::codec::time::UnixMillis;
 use commsd::identity::entropy::SeededEntropy;
 use serde_json::{Value, json};
@@ -241,6 +241,7 @@ fn usage(tokens: Option<u64>) -> Usage {
 fn ran(job: &Job, ended: Ended, now: u64) -> Ran {
     let kind = if ended == Ended::Cancelled { ExitKind::Cancelled } else { ExitKind::Exited };
     Ran {
+        complaint: None,
         ended,
         usage: usage(Some(7)),
         source: UsageSource::Metered,
@@ -285,6 +286,8 @@ pub fn order(worker: u8) -> Order {
         attested: true,
         max_revisions: 0,
         grants: Vec::new(),
+        redelegation: 0,
+        parent: None,
         auto_approve: true,
         group: None,
         labels: Labels::default(),
@@ -1007,4 +1010,114 @@ fn what_has_ended_is_forgotten_after_a_month_on_both_sides() {
     town.restart(2);
     assert!(town.owner(2).task(&task).is_none());
     assert_eq!(town.owner(2).running(), 0);
+}
+
+type Change<'a> = &'a dyn Fn(&mut Order);
+
+/// A part of `parent`, handed on to the third.
+fn part(parent: Digest) -> Order {
+    Order { parent: Some(parent), ..order(3) }
+}
+
+fn hand_on(town: &mut Town, part: Order) -> Result<Digest, (Code, String)> {
+    let now = UnixMillis(town.now);
+    let Town { sides, entropy, .. } = town;
+    let bob = &mut sides.get_mut(&did(2)).unwrap().owner;
+    let done = bob.hand_on(part, now, entropy);
+    let (child, out) = done.map_err(|error| (error.code(), error.path().to_owned()))?;
+    town.emit(2, out);
+    Ok(child)
+}
+
+#[test]
+fn a_worker_hands_a_part_on_within_its_bounds_and_once_its_owner_has_agreed() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT), (3, ACCEPT)]);
+    let capability =
+        |name: &str| commsd::acp::tool::ToolName::parse(name).unwrap().capability().unwrap();
+    let grant = |name: &str, max_uses| Grant {
+        capabilities: vec![capability(name)],
+        max_uses,
+        max_depth: 0,
+    };
+    let (parent, job) = working(&mut town, |order| {
+        order.redelegation = 1;
+        order.grants = vec![grant("mcp:docs/**:read", 4)];
+        order.budget.max_tool_calls = Some(Count::clamped(9));
+    });
+    let within = |part: &mut Order| part.budget.max_tool_calls = Some(Count::clamped(9));
+    let refused: [(Change<'_>, &str); 6] = [
+        (&|part| part.budget.max_tool_calls = None, "/budget"),
+        (&|part| part.deadline = UnixMillis(START + 3_600_001), "/deadlineAt"),
+        (&|part| part.redelegation = 1, "/redelegation/maxDepth"),
+        (&|part| part.attested = false, "/requireExecutionAttestation"),
+        (&|part| part.grants = vec![grant("mcp:docs/a:write", 1)], ""),
+        (&|part| part.grants = vec![grant("mcp:docs-secret/a:read", 1)], ""),
+    ];
+    for (change, member) in refused {
+        let mut loose = part(parent);
+        within(&mut loose);
+        change(&mut loose);
+        let (code, path) = hand_on(&mut town, loose).unwrap_err();
+        assert_eq!((code, path.as_str()), (Code::AttenuationViolation, member));
+    }
+    assert_eq!(town.owner(2).questions().count(), 0);
+
+    let mut first = part(parent);
+    within(&mut first);
+    first.grants = vec![grant("mcp:docs/a/*:read", 100)];
+    let denied = hand_on(&mut town, first.clone()).unwrap();
+    assert_eq!(town.question(2).1, Gate::Redelegation);
+    let about = town.owner(2).questions().next().unwrap().about.clone();
+    assert_eq!(about[0], format!("to {}: a report", did(3)));
+    assert_eq!(about[2], "input (7 bytes): {\"n\":1}");
+    town.settle_down(&mut echo);
+    assert_eq!(town.owner(3).gateway().tasks().count(), 0, "nobody has agreed yet");
+    town.answer(2, Decision::Denied);
+    let fate = town.owner(2).handed_on(&parent, &denied).map_err(|error| error.code());
+    assert_eq!(fate, Err(Code::ApprovalDenied));
+
+    let agreed = hand_on(&mut town, first).unwrap();
+    assert_eq!(town.owner(2).handed_on(&parent, &agreed), Ok(None));
+    town.answer(2, Decision::Approved);
+    let child = town.owner(2).handed_on(&parent, &agreed).unwrap().unwrap();
+    town.settle_down(&mut |n, job| (n == 3).then(|| Ended::Output(job.input.clone())));
+    assert_eq!(town.state(3, &child), State::Settled);
+    let contract = town.view(3, &child).contract().unwrap().clone();
+    assert_eq!(contract.manifest.parent_task_id.as_ref(), Some(town.view(1, &parent).task_id()));
+    let outer = town.view(1, &parent).contract().unwrap().manifest.clone();
+    assert_eq!(contract.manifest.parent_manifest_digest, Some(Digest::of(&outer).unwrap()));
+    assert_eq!(sign::body_digest(&contract).unwrap(), agreed, "what was agreed to was offered");
+    // No more uses than the parent has.
+    assert_eq!(town.view(3, &child).grants()[0].object.limits.max_uses.get(), 4);
+    town.check([2, 3], &child, Status::Valid);
+    // The owner's word stands in the parent's log, on both sides.
+    end(&mut town, &parent, &job, Ended::Output(json!({ "n": 2 })));
+    town.check([1, 2], &parent, Status::Valid);
+    let approvals = town.view(1, &parent);
+    assert_eq!(approvals.state(), Some(State::Settled));
+    let log = town.owner(1).task(&parent).unwrap();
+    let receipts = log.entries().iter().filter(|c| c.entry.event == Event::Approval);
+    let receipts: Vec<_> = receipts.map(|c| log.object(&c.payload[0]).unwrap().clone()).collect();
+    assert_eq!(receipts.len(), 1);
+    assert_eq!(
+        (&receipts[0]["gate"], &receipts[0]["approverDid"]),
+        (&json!("redelegation"), &json!(did(2)))
+    );
+    // Over is over, and what was not allowed is not.
+    assert_eq!(hand_on(&mut town, part(parent)).unwrap_err().0, Code::IllegalTransition);
+    let (plain, _) = working(&mut town, |_| {});
+    let (code, member) = hand_on(&mut town, part(plain)).unwrap_err();
+    assert_eq!((code, member.as_str()), (Code::AttenuationViolation, "/redelegation"));
+}
+
+#[test]
+fn a_part_that_waits_is_not_offered_when_the_whole_is_over() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT), (3, ACCEPT)]);
+    let (parent, job) = working(&mut town, |order| order.redelegation = 1);
+    let child = hand_on(&mut town, part(parent)).unwrap();
+    end(&mut town, &parent, &job, Ended::Output(json!({ "n": 2 })));
+    assert_eq!(town.owner(2).questions().count(), 0);
+    let fate = town.owner(2).handed_on(&parent, &child).map_err(|error| error.code());
+    assert_eq!(fate, Err(Code::IllegalTransition));
+    assert_eq!(town.owner(3).gateway().tasks().count(), 0);
 }

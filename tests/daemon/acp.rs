@@ -120,6 +120,8 @@ fn work(to: &str, auto_approve: bool) -> AcpCall {
             sandbox_policy: None,
             tools: Vec::new(),
             tool_uses: None,
+            redelegation: None,
+            parent_task_id: None,
             auto_approve,
             wait_ms: Some(MAX_WAIT_MS),
         },

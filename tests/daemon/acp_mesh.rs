@@ -37,6 +37,8 @@ pub fn order(to: &str, wait_ms: u64) -> AcpCall {
             sandbox_policy: Some(json!({ "isolation": "subprocess" })),
             tools: Vec::new(),
             tool_uses: None,
+            redelegation: None,
+            parent_task_id: None,
             auto_approve: true,
             wait_ms: Some(wait_ms),
         },

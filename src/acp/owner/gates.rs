@@ -1,6 +1,7 @@
 //! The owner's gates (design 9.4): what a policy answers, what waits for a person, and the receipt
 //! that an answer becomes. A receipt is used before the action is taken, for exactly that action.
 
+use super::handing_on::Child;
 use super::{Action, File, Owner, OwnerRecord, Turn};
 use crate::acp::approval::{self, ASK_TIMEOUT_MS, Attempt};
 use crate::acp::code::{Code, Error, Result};
@@ -52,6 +53,13 @@ impl Question {
         let digest = self.digest.to_string();
         let digits = digest.strip_prefix("sha256:").unwrap_or(&digest);
         digits.chars().take(ID_DIGITS).collect()
+    }
+
+    /// Whether it is about handing this child contract on.
+    #[must_use]
+    pub fn asks_about_child(&self, child: &Digest) -> bool {
+        matches!(&self.target, Target::Redelegation { child_contract_digest, .. }
+            if child_contract_digest == child)
     }
 
     /// Which gate it is.
@@ -110,6 +118,18 @@ fn about(log: &TaskLog, file: &File, target: &Target) -> Vec<String> {
         Target::FinalAcceptance { .. } => {
             let output = view.deliverable().map(|kept| kept.object.output.to_string());
             output.iter().map(|output| format!("result: {}", cut(output))).collect()
+        }
+        Target::Redelegation { child_contract_digest, .. } => {
+            let child = file.children.get(child_contract_digest);
+            let Some(Child::Waits(waited)) = child else { return Vec::new() };
+            let (order, _) = &**waited;
+            let input = order.input.to_string();
+            vec![
+                format!("to {}: {}", order.worker, cut(&order.title)),
+                cut(&order.description),
+                format!("input ({} bytes): {}", input.len(), cut(&input)),
+                format!("until {}", Time::from(order.deadline)),
+            ]
         }
         Target::ExternalSend { arguments_digest, .. } => {
             let is_it = |call: &&ToolCall| {

@@ -8,6 +8,7 @@
 mod forgetting;
 mod gates;
 mod group;
+mod handing_on;
 mod introductions;
 mod requester;
 mod tools;
@@ -115,6 +116,11 @@ pub enum OwnerRecord {
     RunBegun {
         /// Of which revision.
         revision: u64,
+    },
+    /// What the work wrote to stderr before it failed: for this owner, and never sent.
+    Complaint {
+        /// The end of it, as the program wrote it.
+        text: String,
     },
     /// A tool call at the requester.
     Call {
@@ -327,6 +333,7 @@ struct File {
     tools: ToolDesk,
     meter: QuotaMeter,
     run: Run,
+    complaint: Option<String>,
     level: Option<Isolation>,
     progress: Option<Progress>,
     questions: BTreeMap<Digest, Question>,
@@ -337,6 +344,8 @@ struct File {
     over_budget: bool,
     /// What this owner has said to raises of the budget.
     raises: BTreeMap<Digest, worker::Raise>,
+    /// Parts of the task that are handed on, by their contracts.
+    children: BTreeMap<Digest, handing_on::Child>,
     /// Calls that wait for the owner.
     asked_calls: BTreeMap<CallId, Box<super::objects::ToolCall>>,
     /// Calls of this side's work that wait for the requester.
@@ -447,6 +456,7 @@ impl Owner {
             OwnerRecord::Route { route } => file.route = Some(route),
             OwnerRecord::Ordered { order } => file.order = Some(*order),
             OwnerRecord::RunBegun { .. } => file.run = Run::Lost,
+            OwnerRecord::Complaint { text } => file.complaint = Some(text),
             OwnerRecord::Call { record } => file.tools.restore(record, &mut self.counters),
             _ => return Err(unfit()),
         }
@@ -594,6 +604,12 @@ impl Owner {
         self.files.values().flat_map(|file| file.questions.values())
     }
 
+    /// The end of what the work of a task wrote to stderr before it failed here: the program's words.
+    #[must_use]
+    pub fn complaint(&self, task: &Digest) -> Option<&str> {
+        self.files.get(task).and_then(|file| file.complaint.as_deref())
+    }
+
     /// The way to the peer of a task.
     #[must_use]
     pub fn route(&self, task: &Digest) -> Option<&Route> {
@@ -615,6 +631,7 @@ impl Owner {
             file.answers.clear();
             file.asked_calls.clear();
         }
+        self.drop_children(task);
         self.stop(task, turn);
     }
 

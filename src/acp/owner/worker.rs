@@ -99,6 +99,10 @@ impl Owner {
         let ended = self.gateway.task(task).is_none_or(|log| log.view().is_sealed());
         if let Some(file) = self.files.get_mut(task) {
             file.progress = None;
+            if let Some(text) = ran.complaint.clone() {
+                file.complaint = Some(text.clone());
+                turn.out.of(*task, OwnerRecord::Complaint { text });
+            }
             file.run = if ended { Run::None } else { Run::Over(Box::new(ran)) };
         }
         self.consider(*task, &mut turn);
@@ -128,7 +132,12 @@ impl Owner {
         match state {
             State::Proposed if idle => self.consider_offer(task, view, turn),
             State::Accepted if idle => self.consider_start(task, turn),
-            State::InProgress => self.go_on(task, view, idle, turn),
+            State::InProgress => {
+                if self.offer_children(task, view, turn) {
+                    return Ok(true);
+                }
+                self.go_on(task, view, idle, turn)
+            }
             State::Cancelling => self.stop_or_confirm(task, view, idle, turn),
             _ => Ok(false),
         }

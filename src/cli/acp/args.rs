@@ -455,6 +455,17 @@ pub struct DelegateArgs {
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub tool_uses: Option<u64>,
 
+    /// Let the worker hand work on to others, so many behind each other
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4))]
+    pub redelegation: Option<u64>,
+
+    /// Hand on a part of this task, which you are the worker of and which is in progress: at most what
+    /// was asked of you, with some of the tools that were granted to you, once you have agreed. With
+    /// --key the office of that key is asked
+    #[arg(long, value_name = "TASKID", conflicts_with_all = ["multi", "audit"],
+          value_parser = TaskId::parse)]
+    pub parent: Option<TaskId>,
+
     /// Give the task to all workers
     #[arg(long, value_name = "MODE")]
     pub multi: Option<Multi>,

@@ -132,6 +132,8 @@ fn work() -> Work {
         sandbox_policy: Some(json!({ "isolation": "subprocess" })),
         tools: Vec::new(),
         tool_uses: None,
+        redelegation: None,
+        parent_task_id: None,
         auto_approve: true,
         wait_ms: None,
     }
@@ -139,7 +141,7 @@ fn work() -> Work {
 
 fn order(worker: &Office, work: &Work) -> Result<Order> {
     let worker = orders::Worker { did: worker.did(), key: None, invite: None, route: Route::Local };
-    orders::order(work, worker, unix_now())
+    orders::order(work, worker, None, unix_now())
 }
 
 async fn delegate(from: &Office, order: Order) -> Result<Standing> {
@@ -445,7 +447,7 @@ impl Pair {
         let worker =
             orders::Worker { did: mallory.did(), key: None, invite: None, route: Route::Local };
         let now = unix_now();
-        let order = orders::order(work, worker, now)?;
+        let order = orders::order(work, worker, None, now)?;
         let (task, _, out) = alice.order(order, now, &mut self.entropy)?;
         Ok((task, out))
     }
@@ -495,6 +497,7 @@ impl Pair {
                         denials: Vec::new(),
                     };
                     let ran = Ran {
+                        complaint: None,
                         ended: Ended::Output(job.input.clone()),
                         usage: Usage::unmeasured(),
                         source: UsageSource::Metered,

@@ -229,6 +229,16 @@ fn closed() -> Error {
     Error::new(Code::RelayUnreachable, "this side of the task is closed, or could not store")
 }
 
+/// A call of a worker's as a request of this side's own work.
+fn request(call: &ToolCall) -> ToolRequest {
+    ToolRequest {
+        call_id: None,
+        resource: call.resource.clone(),
+        action: call.action.clone(),
+        arguments: call.arguments.clone(),
+    }
+}
+
 /// A run that goes on.
 struct Running {
     cancel: CancellationToken,
@@ -493,10 +503,15 @@ impl Desk {
                 let _ = self.office.told.send(Told::Question(*question));
             }
             Action::CallTool { task, call } => {
-                let (tools, inputs) = (Arc::clone(&self.tools), self.office.inputs.clone());
+                let (tools, office) = (Arc::clone(&self.tools), self.office.clone());
+                let parent = self.owner.ordered(&task).and_then(|ordered| ordered.parent);
                 self.jobs.spawn(async move {
-                    let result = tools.call(&call).await;
-                    let _ = inputs.send(Input::Tool(task, call, result)).await;
+                    let result = match parent {
+                        None => tools.call(&call).await,
+                        // A tool of the requester's of the whole, used as this side may use it.
+                        Some(parent) => office.use_tool(parent, request(&call)).await,
+                    };
+                    let _ = office.inputs.send(Input::Tool(task, call, result)).await;
                 });
             }
             Action::ToolAnswered { task, call, result } => {

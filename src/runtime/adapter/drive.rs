@@ -145,6 +145,7 @@ pub(super) fn ran(adapter: &Adapter, job: &Job, outcome: Outcome) -> Ran {
         model,
         started_at,
         ended_at: unix_now(),
+        complaint: end.as_ref().filter(|_| failed(&result)).and_then(complaint),
         run: facts(adapter, job, end, result.is_ok()),
         ended: match result {
             Ok((output, _)) => Ended::Output(output),
@@ -266,6 +267,17 @@ fn judge(end: &End, dialogue: &mut dyn Dialogue) -> Result<Done, Error> {
             ),
         },
     }
+}
+
+fn failed<T>(result: &Result<T, Error>) -> bool {
+    result.as_ref().is_err_and(|error| error.code() != Code::Cancelled)
+}
+
+/// The end of stderr as text, if there is any.
+fn complaint(end: &End) -> Option<String> {
+    let text = String::from_utf8_lossy(&end.stderr_end);
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 /// Bytes of an output's canonical form, if they are no more than `max_bytes`.

@@ -39,6 +39,8 @@ const FIRST_ARGUMENT: &str = "__sandbox";
 const PREFIX: &str = "run-";
 /// Bytes of stderr that are kept (design 10.3).
 pub const STDERR_MAX: u64 = 64 << 10;
+/// Bytes of the end of stderr that are kept besides, for whoever asks why a run failed.
+pub const STDERR_END: usize = 2 << 10;
 /// The image of containers (the public description's).
 const IMAGE: &str = "node:22-bookworm-slim";
 

@@ -19,7 +19,7 @@ use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use super::boxes::{Boxed, Places, in_box, seen};
 use super::frame::{CHUNK, Cause, Order, Report, Start, Told, Watch, codec, decode, encode};
 use super::leftovers::{self, RECORD, RUN_VARIABLE};
-use super::{FIRST_ARGUMENT, PREFIX, STDERR_MAX, Sandbox, SandboxError, confine};
+use super::{FIRST_ARGUMENT, PREFIX, STDERR_END, STDERR_MAX, Sandbox, SandboxError, confine};
 use crate::acp::objects::{Isolation, SandboxPolicy};
 use crate::acp::value::TaskId;
 
@@ -81,6 +81,8 @@ pub struct End {
     pub held_ms: u64,
     /// What was kept of stderr.
     pub stderr: Vec<u8>,
+    /// Its end, [`STDERR_END`] bytes at most.
+    pub stderr_end: Vec<u8>,
 }
 
 /// A run that goes on. Dropped before its end, it is killed by its supervisor.
@@ -93,6 +95,8 @@ pub struct Session {
     dir: PathBuf,
     socket: Option<UnixListener>,
     stderr: Vec<u8>,
+    /// What followed after it, as far as it was the end.
+    stderr_end: Vec<u8>,
     /// The last that was told, until it is passed on.
     report: Option<Report>,
     ended: bool,
@@ -189,6 +193,7 @@ impl Sandbox {
             dir: dir.to_owned(),
             socket: None,
             stderr: Vec::new(),
+            stderr_end: Vec::new(),
             report: None,
             ended: false,
         };
@@ -255,6 +260,7 @@ impl Session {
                 Some(Told::Output(bytes)) => return Ok(Event::Output(bytes)),
                 Some(Told::Progress(line)) => return Ok(Event::Progress(line)),
                 Some(Told::Stderr(bytes)) => self.keep(&bytes),
+                Some(Told::StderrEnd(bytes)) => self.stderr_end = bytes,
                 Some(Told::Ended(report)) => self.report = Some(report),
                 None => {
                     self.abandon();
@@ -286,7 +292,9 @@ impl Session {
             return Err(SandboxError::NotStarted(why));
         }
         let Report { code, signal, cause, cpu_ms, held_ms, .. } = report;
-        Ok(Event::Ended(End { code, signal, cause, cpu_ms, held_ms, stderr }))
+        let mut stderr_end = [&stderr[..], &self.stderr_end].concat();
+        stderr_end.drain(..stderr_end.len().saturating_sub(STDERR_END));
+        Ok(Event::Ended(End { code, signal, cause, cpu_ms, held_ms, stderr, stderr_end }))
     }
 
     /// Kills a supervisor that does not do its work, and everything of the run. Blocking for the

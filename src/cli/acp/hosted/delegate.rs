@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::calls;
 use super::terminal::{Terminal, say};
 use super::worker::{audit_plan, serve_at};
 use super::{Place, Surroundings, form, protocol, stop_signals};
@@ -14,7 +15,7 @@ use crate::acp::code::Code;
 use crate::acp::json::{canonical, parse};
 use crate::acp::objects::Network;
 use crate::acp::owner::Order;
-use crate::acp::value::{Name, Time};
+use crate::acp::value::{Name, TaskId, Time};
 use crate::api::acp::{AcpCall, Combine, DelegateMulti, DelegateTask, Work};
 use crate::api::types::ApiError;
 use crate::cli::acp::args::{DelegateArgs, GrantedTool, Multi};
@@ -45,8 +46,8 @@ pub(super) fn run(
         return Err(files::FileError::Exists { path: out.clone() }.into());
     }
     match &args.key {
-        Some(key) => here(args, work, key, place),
-        None => by_daemon(args, work, place, around),
+        Some(key) if args.parent.is_none() => here(args, work, key, place),
+        _ => by_office(args, work, place, around),
     }
 }
 
@@ -111,6 +112,8 @@ fn work(args: &DelegateArgs) -> Result<Work, Failure> {
         sandbox_policy: sandbox_policy(args),
         tools: args.tools.iter().map(|tool| tool.name.to_string()).collect(),
         tool_uses: args.tool_uses,
+        redelegation: args.redelegation,
+        parent_task_id: args.parent.as_ref().map(TaskId::to_string),
         auto_approve: args.auto_approve,
         wait_ms: None,
     };
@@ -145,8 +148,9 @@ fn combine(args: &DelegateArgs) -> Option<Combine> {
     })
 }
 
-/// Through the daemon, which goes on with the task whatever becomes of this command.
-fn by_daemon(
+/// Through the daemon, or the office of `--key` that has the task of which this is a part. It goes on
+/// with the task whatever becomes of this command.
+fn by_office(
     args: &DelegateArgs,
     work: Work,
     place: &Place,
@@ -161,10 +165,11 @@ fn by_daemon(
     if let Some(tool) = args.tools.iter().find(|tool| tool.command.is_some()) {
         return Err(usage(
             format!(
-                "--tool {} names a command, and the daemon runs none that it is sent",
+                "--tool {} names a command, and none is run that is sent to an office",
                 tool.name
             ),
-            "name the command in [acp-tools] of the daemon's configuration, or give --key",
+            "a daemon's tools are in [acp-tools] of its configuration; those of a part of a task are its \
+             requester's",
         ));
     }
     let work = Work { wait_ms: Some(crate::api::acp::MAX_WAIT_MS), ..work };
@@ -180,8 +185,13 @@ fn by_daemon(
             work,
         }),
     };
-    let terminal = Terminal::of_daemon(around, args.progress);
-    let answer = around.ask(call, |news| terminal.told(news))?;
+    let answer = match &args.key {
+        Some(key) => calls::ask(&calls::Whom::of(Some(key)), call, place, around)?,
+        None => {
+            let terminal = Terminal::of_daemon(around, args.progress);
+            around.ask(call, |news| terminal.told(news))?
+        }
+    };
     conclude(args, place, &answer)
 }
 
@@ -240,9 +250,9 @@ async fn delegate(
     let orders: Vec<Order> = office
         .look(move |owner| {
             let now = unix_now();
-            let named = to
-                .iter()
-                .map(|to| orders::order(&work, orders::worker(owner, to, &relays, now)?, now));
+            let named = to.iter().map(|to| {
+                orders::order(&work, orders::worker(owner, to, &relays, now)?, None, now)
+            });
             named.collect()
         })
         .await?;
