@@ -92,6 +92,7 @@ impl Datagram {
             }
             Self::Probe => Json::Probe,
             Self::Advert { name, port } => {
+                // The reference's word; whoever comes is held until allowed, whatever it says.
                 let advert = Advert { name, port: *port, policies: ["full"] };
                 return serde_json::to_vec(&advert).unwrap_or_default();
             }

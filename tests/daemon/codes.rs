@@ -193,7 +193,7 @@ async fn a_key_comes_from_a_closed_file_and_a_signature_is_checked_or_refused() 
     };
     let (text, error) = tool(&bob, with(line, "0123")).await;
     assert!(error && text.contains("(fingerprint_mismatch)"), "{text}");
-    let found = text.split_whitespace().find(|word| word.len() == 40).unwrap().to_owned();
+    let found = text.split([' ', ',']).find(|word| word.len() == 40).unwrap().to_owned();
     let mut other: Value = serde_json::from_str(line).unwrap();
     other["deviceId"] = "ab".repeat(32).into();
     let (text, error) = tool(&bob, with(&other.to_string(), &found)).await;

@@ -1,5 +1,5 @@
 //! Discovery: who was heard, for whoever looks; advertisements; and how far beacons make this machine
-//! known (`transport.md` 4, decision 170).
+//! known (`transport.md` 4, decision 180).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
