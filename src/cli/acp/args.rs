@@ -438,8 +438,8 @@ pub struct DelegateArgs {
           value_parser = word_parser(Isolation::ALL, Isolation::as_str, Isolation::parse))]
     pub isolation: Option<Isolation>,
 
-    /// Let the work connect to this host and port, e.g. api.example.com:443, and to nothing else;
-    /// repeat for more, 32 at most. Workers can do so at isolation kernel only
+    /// Let the work connect to this host and port, e.g. api.example.com:443, by way of a proxy in
+    /// HTTPS_PROXY; repeat for more, 32 at most. Taken by workers that have the isolation kernel
     #[arg(long = "allow-host", value_name = "HOST:PORT", num_args = 1)]
     pub allow_hosts: Vec<String>,
 

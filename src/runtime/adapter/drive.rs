@@ -13,7 +13,7 @@ use super::tools::Tools;
 use super::{Adapter, AdapterKind, Control, Ended, Job, Progress, Ran, RunFacts};
 use crate::acp::code::{Code, Error};
 use crate::acp::json;
-use crate::acp::objects::{Denial, Exit, ExitKind, Metrics, Usage, UsageSource};
+use crate::acp::objects::{Denial, Exit, ExitKind, Metrics, Network, Usage, UsageSource};
 use crate::acp::value::{Count, Digest, Name, Text};
 use crate::codec::time::UnixMillis;
 use crate::runtime::clock::unix_now;
@@ -308,10 +308,15 @@ fn facts(adapter: &Adapter, job: &Job, end: Option<End>, succeeded: bool) -> Run
     let ended = end.as_ref();
     let cause = ended.and_then(|end| end.cause).filter(|cause| *cause != Cause::Stopped);
     let stderr = ended.map(|end| end.stderr.as_slice()).filter(|stderr| !stderr.is_empty());
+    let limits = sandbox::applied(&job.policy, job.isolation);
+    // The broker's, the tools' and the proxy's.
+    let has_ports = adapter.provider.is_some()
+        || !job.grants.is_empty()
+        || limits.network == Network::Allowlist;
     RunFacts {
         effective: job.isolation,
-        runtime: adapter.runtime(job.isolation),
-        limits: sandbox::applied(&job.policy, job.isolation),
+        runtime: adapter.runtime(job.isolation, has_ports),
+        limits,
         exit: Exit {
             kind,
             code: ended.map_or_else(no_program, |end| end.code).map(i64::from),

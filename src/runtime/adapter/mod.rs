@@ -298,7 +298,7 @@ impl Adapter {
     }
 
     /// What runs a job at `isolation`.
-    fn runtime(&self, isolation: Isolation) -> Runtime {
+    fn runtime(&self, isolation: Isolation, has_ports: bool) -> Runtime {
         if self.kind() == AdapterKind::Openai {
             let version =
                 concat!(env!("CARGO_PKG_VERSION"), "; no program runs; enforced: output time");
@@ -308,7 +308,7 @@ impl Adapter {
                 image_digest: None,
             };
         }
-        self.sandbox.runtime(isolation)
+        self.sandbox.runtime(isolation, has_ports)
     }
 
     /// How the program is started and spoken to.

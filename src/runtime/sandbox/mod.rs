@@ -169,8 +169,9 @@ impl Sandbox {
     }
 
     /// What runs a command at `isolation`, with what the level enforces and what is only watched.
+    /// `has_ports`: ports of this machine may be connected to, of which Landlock knows the numbers.
     #[must_use]
-    pub fn runtime(&self, isolation: Isolation) -> Runtime {
+    pub fn runtime(&self, isolation: Isolation, has_ports: bool) -> Runtime {
         let engine = self.engine.as_ref().filter(|_| isolation == Isolation::Oci);
         let (name, kept) = match isolation {
             Isolation::Oci => (
@@ -181,6 +182,11 @@ impl Sandbox {
                 "commsd with bubblewrap",
                 "enforced: files network disk output time, memory and cpu by process; \
                  watched: memory cpu pids",
+            ),
+            Isolation::Kernel if has_ports => (
+                "commsd with Landlock and seccomp",
+                "enforced: files output time, memory and cpu by process, network by port number; \
+                 watched: memory cpu pids disk",
             ),
             Isolation::Kernel => (
                 "commsd with Landlock and seccomp",
