@@ -222,6 +222,8 @@ fn is_strong_key(key: &impl KeyDetails) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Made with GnuPG: `tests/vectors/openpgp/README.md`.
@@ -305,6 +307,29 @@ mod tests {
         let early = judged("future", "good").unwrap_err();
         assert_eq!(early.code(), "signature_invalid");
         judged_at("future", "good", at("2026-12-01T12:00:00Z")).unwrap();
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        /// What a stranger has damaged ends in an answer, and never makes another text good.
+        #[test]
+        fn damaged_keys_and_signatures_are_refused(
+            name in prop::sample::select(vec!["good", "rsa", "p256", "revoked-part", "dsa"]),
+            in_key in any::<bool>(),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), 33..127_u8), 1..6),
+        ) {
+            let (mut key, mut signature) =
+                (vector(&format!("{name}.key")), vector(&format!("{name}.sig")));
+            let damaged = if in_key { &mut key } else { &mut signature };
+            let mut bytes = std::mem::take(damaged).into_bytes();
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            *damaged = String::from_utf8(bytes).unwrap();
+            prop_assert!(verify(&signature, &key, "another text", soon()).is_err());
+        }
     }
 
     #[test]
