@@ -1005,7 +1005,9 @@ impl Owner {
         }
         // Rooms are listed by what their names were made into.
         let slug = room_path::slug(text);
-        let is_meant = |name: &str| name == text || Some(name) == slug.as_deref();
+        // A conversation has a path and no name, and is nobody's room by none.
+        let is_meant =
+            |name: &str| !name.is_empty() && (name == text || Some(name) == slug.as_deref());
         let (mut joined, mut others) = (Vec::new(), Vec::new());
         for view in self.node.rooms(Some(viewer)) {
             if let Ok(path) = RoomPath::parse(&view.record.id)
