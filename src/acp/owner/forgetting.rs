@@ -17,15 +17,16 @@ pub const MAX_ENDED: usize = 4096;
 /// How long a proposal is kept that this worker has not accepted, ms: for its owner to look at.
 pub const KEEP_REFUSED_MS: u64 = 3_600_000;
 
-/// Such proposals that are kept: others make them, and they cost nothing to make.
-pub const MAX_REFUSED: usize = 256;
+/// Such proposals that are kept: others make them, they cost nothing to make, and each may hold an
+/// input of 512 KiB.
+pub const MAX_REFUSED: usize = 64;
 
 /// How often those that are old are looked for, ms.
 const LOOK_MS: u64 = 600_000;
 
 /// How far the numbers are gone over before the oldest are forgotten, down to the number: the store is
 /// read through each time.
-const SLACK: usize = 64;
+const SLACK: usize = 32;
 
 /// A task that has ended.
 struct Ended {
