@@ -162,8 +162,12 @@ print encode_json({codes => [map { $_->{error}{code} || $_->{output} } @said]});
     let bob = Open::new(options).await.unwrap();
     let mut options = alice(dir.path(), &local);
     options.auto = vec![Gate::ExternalSend];
+    let mark = format!("{}", 90_000 + std::process::id() % 9999);
     options.tools = vec![
-        tool("mcp:tool/large:read", "head -c 600000 /dev/zero"),
+        tool(
+            "mcp:tool/large:read",
+            &format!("sh -c 'sleep {mark} & head -c 600000 /dev/zero; wait'"),
+        ),
         tool("mcp:tool/words:read", "echo no JSON"),
         tool("mcp:tool/fails:read", "false"),
         tool("mcp:tool/missing:read", "/nowhere/tool"),
@@ -187,6 +191,8 @@ print encode_json({codes => [map { $_->{error}{code} || $_->{output} } @said]});
         "USES_EXHAUSTED",
     ]);
     assert_eq!(standing.output.unwrap()["codes"], codes);
+    // Nothing of the one that was given up is left.
+    assert!(!crate::programs::sleeping(&mark));
     alice.close().await;
     bob.close().await;
 }
