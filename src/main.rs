@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use commsd::acp::objects::GatePolicy;
 use commsd::acp::relay::Limits;
 use commsd::api::types::{ApiError, PROGRAM_VERSION};
 use commsd::cli::acp::args::{AcpArgs, RelayStartArgs};
@@ -148,9 +149,10 @@ fn acp(args: &AcpArgs, invocation: &Invocation) -> ExitCode {
         Err(error) => return unusable(&error, json),
     };
     let state_dir = config.acp_dir();
+    let gates = [GatePolicy::Auto, GatePolicy::Deny].map(|policy| config.acp_gates.with(policy));
     let Config { socket, other_socket, agent_comms_dir, .. } = config;
     let Endpoint { socket, .. } = Endpoint::find(socket, other_socket, agent_comms_dir);
-    let around = Surroundings { state_dir, socket };
+    let around = Surroundings { state_dir, socket, gates };
     hosted::run(*hosted, &around, json)
 }
 

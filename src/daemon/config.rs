@@ -15,7 +15,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use self::acp::Level;
-pub use self::acp::{AcpAdmit, AcpTools, AcpWork, AdapterWord};
+pub use self::acp::{AcpAdmit, AcpGates, AcpTools, AcpWork, AdapterWord};
 use crate::acp::endpoint::{Endpoint, EndpointPolicy};
 use crate::mesh::records::ConsentPolicy;
 use crate::mesh::replica::HistoryLimits;
@@ -229,6 +229,8 @@ pub struct Config {
     pub acp_work: Option<AcpWork>,
     /// Tools of this owner that the daemon may grant to workers.
     pub acp_tools: AcpTools,
+    /// At which gates this owner is not asked.
+    pub acp_gates: AcpGates,
     /// How events are written.
     pub log: LogFormat,
     /// Which events are written, in the syntax of `tracing_subscriber`'s `EnvFilter`.
@@ -483,6 +485,7 @@ struct FileKeys {
     acp_worker_isolation: Option<Level>,
     acp_worker_auto_accept: Option<bool>,
     acp_tools: Option<AcpTools>,
+    acp_gates: Option<AcpGates>,
     log: Option<LogFormat>,
     log_filter: Option<Filter>,
 }
@@ -611,6 +614,7 @@ impl Config {
             acp_admit: keys.acp_admit.unwrap_or_default(),
             // Only the file says what is run for others.
             acp_tools: keys.acp_tools.unwrap_or_default(),
+            acp_gates: keys.acp_gates.unwrap_or_default(),
             acp_work: keys.acp_worker.map(|adapter| AcpWork {
                 adapter,
                 cmd: keys.acp_worker_cmd,
@@ -763,6 +767,7 @@ impl Config {
             ("acp admit", self.acp_admit.to_string()),
             ("acp worker", work.into()),
             ("acp tools", self.acp_tools.to_string()),
+            ("acp gates", self.acp_gates.to_string()),
             ("log", log.into()),
             ("log filter", self.log_filter.clone()),
         ];
@@ -797,6 +802,7 @@ fn read_file(file: &Path) -> Result<FileKeys, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acp::objects::{Gate, GatePolicy};
 
     fn places(dir: &Path) -> Places {
         Places {
@@ -852,6 +858,7 @@ mod tests {
             acp_admit: AcpAdmit::default(),
             acp_work: None,
             acp_tools: AcpTools::default(),
+            acp_gates: AcpGates::default(),
             log: LogFormat::Json,
             log_filter: "info".into(),
         };
@@ -1022,6 +1029,12 @@ mod tests {
         let options = work.options();
         assert_eq!(options.cmd.as_deref(), Some("cat -u"));
         assert_eq!(options.isolation.map(|level| level.as_str()), Some("subprocess"));
+        let gates = "[acp-gates]\nexternal_send = \"auto\"\nredelegation = \"deny\"\n";
+        let (_dir, places) = with_file(gates);
+        let config = Config::resolve(Settings::default(), env(&[]).unwrap(), &places).unwrap();
+        assert_eq!(config.acp_gates.with(GatePolicy::Auto), [Gate::ExternalSend]);
+        assert_eq!(config.acp_gates.with(GatePolicy::Deny), [Gate::Redelegation]);
+        assert_eq!(config.acp_gates.to_string(), "external_send=auto redelegation=deny");
         let (_dir, places) = with_file("[acp-tools]\n\"mcp:docs/**:read\" = \"cat -n 'a b'\"\n");
         let config = Config::resolve(Settings::default(), env(&[]).unwrap(), &places).unwrap();
         assert_eq!(config.acp_tools.to_string(), "mcp:docs/**:read");
@@ -1030,6 +1043,8 @@ mod tests {
             "[acp-tools]\n\"mcp:docs\" = \"cat\"\n",
             "[acp-tools]\n\"mcp:docs:read\" = \"'\"\n",
             "[acp-tools]\n\"mcp:docs:read\" = 3\n",
+            "[acp-gates]\nexternal_send = \"yes\"\n",
+            "[acp-gates]\nanything = \"auto\"\n",
         ] {
             let (_dir, places) = with_file(bad);
             assert!(

@@ -56,7 +56,7 @@ impl Side {
 
     fn fresh(n: u8, auto: &[Gate]) -> Owner {
         let key = person(n).secret();
-        let policy = ask_policy(key.did(), auto, UnixMillis(START));
+        let policy = ask_policy(key.did(), auto, &[], UnixMillis(START));
         let levels = vec![Isolation::Kernel, Isolation::Subprocess];
         let adapter = Word::parse("sandbox").unwrap();
         let levels_with_hosts = Vec::new();

@@ -477,14 +477,15 @@ print $answer =~ s/.*\r\n\r\n//sr;
     let place = Place::new().await;
     std::fs::write(place.path("program.pl"), PROGRAM).unwrap();
     let cmd = format!("perl {}", place.path("program.pl").display());
-    let (_worker, invite) = place.worker("perl", &cmd, &["--auto-accept"]).await;
+    let (_worker, invite) = place.worker("perl", &cmd, &["--auto-accept", "--max-uses", "2"]).await;
     let home = Arc::new(tempfile::tempdir().unwrap());
     let config = format!(
         "acp-relays = [\"{}\"]\n[acp-tools]\n\"mcp:docs/**:read\" = \"/bin/cat\"\n",
         place.relay
     );
-    std::fs::write(home.path().join("config.toml"), config).unwrap();
-    let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
+    std::fs::write(home.path().join("config.toml"), &config).unwrap();
+    let ports = Ports::free();
+    let daemon = Daemon::start_with(home, ports, &[]).await;
     let granting = |tools: &[&str]| {
         let AcpCall::DelegateTask(mut call) = work(&invite, true) else { unreachable!() };
         call.work.tools = tools.iter().map(|tool| (*tool).to_owned()).collect();
@@ -518,6 +519,14 @@ print $answer =~ s/.*\r\n\r\n//sr;
         .unwrap();
     let done = soon(order).await.unwrap().unwrap();
     let given = json!({ "resource": "mcp:docs/a/b", "action": "read", "arguments": [7] });
+    assert_eq!(done["deliverable"], json!({ "output": given }), "{done}");
+
+    // Where the configuration says so, nobody is asked.
+    let home = daemon.kill().await;
+    let config = format!("{config}[acp-gates]\nexternal_send = \"auto\"\n");
+    std::fs::write(home.path().join("config.toml"), config).unwrap();
+    let daemon = Daemon::start_with(home, ports, &[]).await;
+    let done = soon(ask(&daemon, granting(&["mcp:docs/a/*:read"]))).await.unwrap();
     assert_eq!(done["deliverable"], json!({ "output": given }), "{done}");
 }
 

@@ -144,10 +144,19 @@ fn about(log: &TaskLog, file: &File, target: &Target) -> Vec<String> {
     }
 }
 
-/// A policy that asks at every gate but those in `auto`.
+/// A policy that asks at every gate but those in `auto`, which are open, and those in `deny`, which are
+/// closed whatever else is said of them.
 #[must_use]
-pub fn ask_policy(did: Did, auto: &[Gate], now: UnixMillis) -> ApprovalPolicy {
-    let answer = |gate| if auto.contains(&gate) { GatePolicy::Auto } else { GatePolicy::Ask };
+pub fn ask_policy(did: Did, auto: &[Gate], deny: &[Gate], now: UnixMillis) -> ApprovalPolicy {
+    let answer = |gate| {
+        if deny.contains(&gate) {
+            GatePolicy::Deny
+        } else if auto.contains(&gate) {
+            GatePolicy::Auto
+        } else {
+            GatePolicy::Ask
+        }
+    };
     ApprovalPolicy {
         did,
         gates: GatePolicies {

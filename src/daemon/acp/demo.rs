@@ -433,7 +433,7 @@ impl Pair {
         };
         let mut owner = |auto: &[Gate], profile| -> Result<Owner> {
             let key = Secret::draw(&mut stage.entropy)?;
-            let policy = ask_policy(key.did(), auto, unix_now());
+            let policy = ask_policy(key.did(), auto, &[], unix_now());
             Ok(Owner::new(key, None, policy, profile))
         };
         let alice = owner(&[], None)?;

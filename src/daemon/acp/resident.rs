@@ -16,7 +16,7 @@ use super::mesh::Mesh;
 use super::service::{Service, Teller, refusal};
 use super::{OfficeError, OfficeOptions, OfficeTask, read_key};
 use crate::acp::did::Secret;
-use crate::acp::objects::Gate;
+use crate::acp::objects::{Gate, GatePolicy};
 use crate::acp::value::Name;
 use crate::api::acp::{AcpCall, AcpNews};
 use crate::api::types::{self, AcpTold, ApiError, RequestId, notification};
@@ -270,6 +270,8 @@ impl Keeper {
         options.mesh = Some(self.mesh.clone());
         options.admission = self.config.acp_admit.admission();
         options.tools.clone_from(&self.config.acp_tools.0);
+        options.auto = self.config.acp_gates.with(GatePolicy::Auto);
+        options.deny = self.config.acp_gates.with(GatePolicy::Deny);
         if let Some(work) = &self.config.acp_work {
             options.work = Some((work.options(), MAX_RUNS));
             options.auto.extend(work.auto_accept.then_some(Gate::ContractAcceptance));

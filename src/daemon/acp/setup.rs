@@ -42,6 +42,8 @@ pub struct OfficeOptions {
     pub form: Form,
     /// Gates that are open by policy.
     pub auto: Vec<Gate>,
+    /// Gates that are closed by policy.
+    pub deny: Vec<Gate>,
     /// Who may propose without an invite.
     pub admission: Admission,
     /// What runs the work, and how many runs there are at one time; `None` takes no work.
@@ -98,6 +100,7 @@ impl OfficeOptions {
             endpoints: EndpointPolicy { allow_private: true, allow_insecure: false },
             form: Form::Sse,
             auto: Vec::new(),
+            deny: Vec::new(),
             admission: Admission::Invited,
             work: None,
             tools: Vec::new(),
@@ -152,7 +155,7 @@ impl OfficeOptions {
         };
         let (store, kept) = OwnerStore::open(&dir)?;
         let now = unix_now();
-        let policy = ask_policy(self.key.did(), &self.auto, now);
+        let policy = ask_policy(self.key.did(), &self.auto, &self.deny, now);
         let mut owner = Owner::new(self.key.clone(), None, policy, profile);
         owner.admit(self.admission);
         owner.restore(kept.records, kept.secrets, now)?;

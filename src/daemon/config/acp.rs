@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::acp::did::Did;
 use crate::acp::gateway::Admission;
-use crate::acp::objects::Isolation;
+use crate::acp::objects::{Gate, GatePolicy, Isolation};
 use crate::acp::tool::ToolName;
 use crate::daemon::acp::{MAX_TOOLS, Tool};
 use crate::runtime::adapter::{AdapterKind, AdapterOptions, HostKeys};
@@ -146,6 +146,55 @@ impl fmt::Display for AcpTools {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.0.iter().map(|tool| tool.name.to_string()).collect();
         f.write_str(if names.is_empty() { "none".into() } else { names.join(" ") }.as_str())
+    }
+}
+
+/// What this owner has laid down for gates (design 9.4): `"ask"`, `"auto"` or `"deny"`. Nothing else
+/// opens the gates but those of contracts and results, for which commands have flags.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "BTreeMap<String, String>")]
+pub struct AcpGates(pub BTreeMap<Gate, GatePolicy>);
+
+impl AcpGates {
+    /// The gates with this policy.
+    #[must_use]
+    pub fn with(&self, policy: GatePolicy) -> Vec<Gate> {
+        let with = self.0.iter().filter(|(_, given)| **given == policy);
+        with.map(|(gate, _)| *gate).collect()
+    }
+}
+
+impl TryFrom<BTreeMap<String, String>> for AcpGates {
+    type Error = String;
+
+    fn try_from(table: BTreeMap<String, String>) -> Result<Self, Self::Error> {
+        let one_of = |word: &str, all: Vec<&str>| format!("{word:?} is none of {}", all.join(", "));
+        let read = |(gate, policy): (String, String)| {
+            let gates = || Gate::ALL.iter().map(|gate| gate.as_str()).collect();
+            let policies = || GatePolicy::ALL.iter().map(|policy| policy.as_str()).collect();
+            Ok((
+                Gate::parse(&gate).ok_or_else(|| one_of(&gate, gates()))?,
+                GatePolicy::parse(&policy).ok_or_else(|| one_of(&policy, policies()))?,
+            ))
+        };
+        table.into_iter().map(read).collect::<Result<_, String>>().map(Self)
+    }
+}
+
+impl Serialize for AcpGates {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_map(self.0.iter().map(|(gate, policy)| (gate.as_str(), policy.as_str())))
+    }
+}
+
+impl fmt::Display for AcpGates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("ask at all");
+        }
+        let pairs =
+            self.0.iter().map(|(gate, policy)| format!("{}={}", gate.as_str(), policy.as_str()));
+        f.write_str(&pairs.collect::<Vec<_>>().join(" "))
     }
 }
 

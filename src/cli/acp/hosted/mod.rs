@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::{Failure, Hosted, HostedCommand};
 use crate::acp::code::{Code, Error};
+use crate::acp::objects::Gate;
 use crate::api::acp::{AcpCall, AcpNews};
 use crate::api::client;
 use crate::api::types::ApiError;
@@ -36,6 +37,8 @@ pub struct Surroundings {
     pub state_dir: PathBuf,
     /// The daemon's socket.
     pub socket: PathBuf,
+    /// Gates that the user's configuration opens, and those that it closes.
+    pub gates: [Vec<Gate>; 2],
 }
 
 impl Surroundings {
@@ -67,7 +70,7 @@ fn no_runtime(error: &std::io::Error) -> Failure {
 #[must_use]
 pub fn run(hosted: Hosted, around: &Surroundings, json: bool) -> ExitCode {
     let state_dir = hosted.state_dir.clone().unwrap_or_else(|| around.state_dir.clone());
-    let place = Place { state_dir, verbose: hosted.verbose, json };
+    let place = Place { state_dir, gates: around.gates.clone(), verbose: hosted.verbose, json };
     let done = match hosted.command {
         HostedCommand::RelayStart(_) => Ok(ExitCode::SUCCESS),
         HostedCommand::WorkerStart(args) => worker::run(&args, &place),
@@ -90,6 +93,7 @@ pub fn run(hosted: Hosted, around: &Surroundings, json: bool) -> ExitCode {
 /// Where and how a command works.
 struct Place {
     state_dir: PathBuf,
+    gates: [Vec<Gate>; 2],
     verbose: u8,
     json: bool,
 }
@@ -97,7 +101,9 @@ struct Place {
 impl Place {
     /// Options of the office of `key`.
     fn office(&self, key: &Path) -> Result<OfficeOptions, Failure> {
-        Ok(OfficeOptions::new(read_key(key)?, self.state_dir.clone()))
+        let mut options = OfficeOptions::new(read_key(key)?, self.state_dir.clone());
+        [options.auto, options.deny] = self.gates.clone();
+        Ok(options)
     }
 
     /// Runs an office's life in this process. Its events go to stderr: what is wrong, or with `-v`
