@@ -12,6 +12,7 @@ mod keeping;
 mod listeners;
 pub mod logging;
 mod owner;
+mod pages;
 mod project_rooms;
 pub mod relay_hub;
 mod requests;
@@ -35,6 +36,7 @@ use self::identities::{Identities, SlotRequest};
 use self::keeping::Keeper;
 use self::logging::{emit, event};
 use self::owner::{Owner, Sources};
+use self::pages::Pages;
 use self::trust::TrustFile;
 use self::vaults::Desk;
 use crate::acp::value::Name;
@@ -378,6 +380,7 @@ pub async fn serve(
         clients: HashMap::new(),
         followers: BTreeMap::new(),
         watchers: BTreeSet::new(),
+        pages: Pages::default(),
         hosted: BTreeMap::new(),
         opening,
         opening_slots: Vec::new(),

@@ -1160,6 +1160,7 @@ fn documents_point_to_what_is_there() {
         "docs/hub.md",
         "docs/mcp.md",
         "docs/performance.md",
+        "docs/web.md",
         "tests/daemon/help.txt",
     ] {
         let text = std::fs::read_to_string(root.join(document)).unwrap();
@@ -1183,6 +1184,7 @@ async fn help_texts_are_as_recorded() {
         "",
         "run",
         "hub",
+        "web",
         "completions",
         "status",
         "whoami",

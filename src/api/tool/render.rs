@@ -13,7 +13,7 @@ use crate::api::types::{
     AgentInfo, AgentList, AgentStatus, Answered, ApiError, Delivery, DeliveryStatus, DmAdmitted,
     DmOpened, DmRevoked, History, MachineName, MeshConnected, MeshGraph, MeshInterfaces,
     MeshListener, MeshListeners, MeshTrace, MeshVersion, PendingKind, PendingList, Petname,
-    Petnames, Room, RoomList, SendResult, TrustChanged, Trusted, Whoami,
+    Petnames, Room, RoomList, SendResult, TrustChanged, Trusted, WebUrl, Whoami,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
@@ -330,6 +330,10 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
                 Some(name) => format!("This machine is called {}", quoted(&name)),
                 None => "This machine gives itself no name".to_owned(),
             })
+        }
+        Action::WebUrl(_) => {
+            let page: WebUrl = typed(value)?;
+            done(page.url)
         }
     }
 }
