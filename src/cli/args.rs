@@ -73,7 +73,7 @@ pub enum Command {
         no_acp: bool,
     },
 
-    /// Serve a page for this machine's user: who is here, rooms, messages, and what waits for a yes or no
+    /// Serve a page for this machine's user: who is here, rooms, messages, what waits
     ///
     /// On 127.0.0.1 alone, until a signal comes. Only whoever has the address that is printed at the
     /// start can open it.

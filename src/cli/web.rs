@@ -76,6 +76,10 @@ fn tell(news: &News<'_>, show_secret: bool, json: bool) {
                 note(if show_secret { OPEN_IT.into() } else { NO_TERMINAL.into() });
             }
         }
+        News::Lost(error) if json => {
+            note(json_line(&json!({ "connected": false, "error": error })));
+        }
+        News::Back if json => note(json_line(&json!({ "connected": true }))),
         News::Lost(ApiError { message, .. }) => {
             note(format!("commsd: {}; the page waits for it\n", escape_untrusted(message)));
         }

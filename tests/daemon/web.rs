@@ -311,8 +311,9 @@ async fn messages_go_both_ways_and_appear_as_they_come() {
     let room = alice.client.call(create).await.unwrap().path;
     let joined = web.done("agent", "room.join", json!({"room": "hall"})).await;
     assert_eq!(joined["path"], room.as_str());
-    let change = stream.next("change", |change| change["type"] == "room_joined").await;
-    assert!(change["cursor"].is_string(), "{change}");
+    let bob = daemon.agent("bob").await;
+    let change = stream.next("change", |change| change["type"] == "agent_added").await;
+    assert!(change["cursor"].is_string() && change["agent"] == bob.id.as_str(), "{change}");
 
     let text = "<b>hi</b>\nyou";
     web.done("agent", "send", json!({"room": room, "text": text})).await;
@@ -356,13 +357,14 @@ async fn messages_go_both_ways_and_appear_as_they_come() {
 
 #[tokio::test]
 async fn a_yes_of_the_page_is_the_agents_or_the_users() {
-    let daemon = Daemon::start(Ports::free()).await;
-    let alice = daemon.agent("alice").await;
-    let mut bob = daemon.agent("bob").await;
+    let ports = Ports::free();
+    let (daemon, other) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+    let mut bob = other.agent("bob").await;
     let web = Web::start(&daemon).await;
     let mut stream = web.listen().await;
     let state = stream.next("state", |_| true).await;
     let me = state["agent"].as_str().unwrap();
+    tokio::join!(daemon.has_met(&bob.id), other.has_met(me));
 
     // Somebody wants to write to the page's agent.
     let sent = bob.dm(me, "hello page", None).await;
@@ -399,7 +401,7 @@ async fn a_yes_of_the_page_is_the_agents_or_the_users() {
     assert!(init.status.success(), "{init:?}");
     let path = vault.to_str().unwrap().to_owned();
     operator.call(VaultShareParams { path, name: "notes".into(), mode: None }).await.unwrap();
-    let at = format!("{}/notes", alice.id);
+    let at = format!("{me}/notes");
     let request = VaultRequestParams { at, mode: None, valid_until: None, wait: None };
     let asked = bob.client.call(request.clone()).await.unwrap();
     assert_eq!(asked.status, PermissionStatus::Pending);

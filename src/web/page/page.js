@@ -4,6 +4,8 @@
 const GATHER = 500;
 /** Messages of a conversation that are shown. */
 const SHOWN = 200;
+/** Everything is fetched anew so often: not all that changes is told. */
+const REFRESH = 15000;
 /** Pause before the stream of news is opened again after the server has refused it, ms. */
 const REOPEN = 3000;
 
@@ -147,6 +149,8 @@ function tell(event) {
       return ["Your message to ", agent, ": ", words(event.delivery.status), " ", words(event.delivery.reason ?? event.delivery.code)];
     case "messages_read":
       return [agent, ` has read ${event.messageIds.length} of your messages`];
+    case "room_members":
+      return [`${event.members.length} are in `, room(event.room)];
     case "join_outcome":
       return [room(event.room), event.accepted ? ": you are let in" : ": you are not let in ", words(event.reason)];
     default:
@@ -216,6 +220,7 @@ function showTalk() {
 async function open(talk) {
   known.talk = talk;
   known.messages = [];
+  $("sent").textContent = "";
   await readTalk();
   $("say-text").focus();
 }
@@ -288,8 +293,9 @@ $("say").addEventListener("submit", (event) => {
   act(event.submitter, async () => {
     const sent = await (room ? ask("send", { room, text }) : ask("dm.send", { agent, text }));
     $("say-text").value = "";
-    const lost = sent.deliveries.filter((delivery) => delivery.status === "refused");
-    if (lost.length) throw new Error(`Refused by ${lost.map((d) => d.agentName ?? short(d.agent)).join(", ")}.`);
+    const waiting = sent.deliveries.filter((delivery) => !["delivered", "read"].includes(delivery.status));
+    const state = (delivery) => `${delivery.agentName ?? short(delivery.agent)}: ${delivery.status.replace("_", " ")}`;
+    $("sent").textContent = waiting.length ? waiting.map(state).join(", ") : "Delivered.";
     await readTalk();
   });
 });
@@ -348,3 +354,4 @@ function listen() {
 }
 
 listen();
+setInterval(soon, REFRESH);
