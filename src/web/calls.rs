@@ -69,7 +69,9 @@ impl PageCall {
         })?;
         let listed = ALLOWED.contains(&(call.role, call.method.as_str()));
         let op = call.params.get("op").and_then(Value::as_str).unwrap_or_default();
-        if listed && (call.method != "acp" || ALLOWED_ACP.contains(&op)) {
+        let op_listed = call.method != "acp" || ALLOWED_ACP.contains(&op);
+        // What waits takes a place of the connection, for up to a day; the page is told instead.
+        if listed && op_listed && !call.params.contains_key("wait") {
             return Ok(call);
         }
         let what = "the page does not do that";
@@ -122,6 +124,10 @@ mod tests {
                     assert_eq!(status(&call), 403, "{method} as {name}");
                 }
             }
+        }
+        for waiting in ["inbox", "dm.send"] {
+            let call = json!({"method": waiting, "params": {"wait": 1}});
+            assert_eq!(status(&call), 403, "{waiting}");
         }
         // Other spellings of what is listed are not looked up.
         for alias in ["dm", "pending", "rooms.join", "SEND", "send ", ""] {
