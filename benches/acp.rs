@@ -280,13 +280,17 @@ async fn settle() {
             deadline_at: None,
             budget: None,
             sandbox_policy: Some(serde_json::json!({ "isolation": "subprocess" })),
+            tools: Vec::new(),
+            tool_uses: None,
+            redelegation: None,
+            parent_task_id: None,
             auto_approve: true,
             wait_ms: None,
         };
         let (did, urls) = (bob.did(), vec![url.clone()]);
         let route = Route::Relays { urls };
         let worker = orders::Worker { did, key: None, invite: None, route };
-        let order = orders::order(&work, worker, unix_now()).unwrap();
+        let order = orders::order(&work, worker, None, unix_now()).unwrap();
         let never = CancellationToken::new();
         let standing = delegation::delegate(&alice, order, &Unwatched, &never).await.unwrap();
         let took = begun.elapsed();

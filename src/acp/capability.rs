@@ -273,6 +273,15 @@ fn is_within(inner: &Capability, outer: &Capability) -> Result<bool> {
         && schema_digests(outer)?.iter().all(|schema| schemas.contains(schema)))
 }
 
+/// Whether one capability of `token` covers all of `wanted`: what is handed on is never more.
+///
+/// # Errors
+/// As [`Digest::of`].
+pub fn covers(token: &CapabilityToken, wanted: &Capability) -> Result<bool> {
+    let covering = token.capabilities.iter().map(|outer| is_within(wanted, outer));
+    Ok(covering.collect::<Result<Vec<_>>>()?.contains(&true))
+}
+
 /// Step 9: some capability of the leaf names the call, and every link agrees with arguments and size.
 fn check_call(chain: &[CapabilityToken], call: &Call<'_>) -> Result<()> {
     let refused = |message: &str| Error::new(Code::CapabilityNotGranted, message);

@@ -10,8 +10,10 @@ use zeroize::Zeroizing;
 use super::code::{Code, Error, Result};
 use super::did::{Did, Secret};
 use super::envelope::{self, KeyRef, MAX_ENVELOPE, MAX_ENVELOPE_LIFE_MS};
+use super::forgotten::{Forgotten, Row, Tombstone};
 use super::invite::InviteBook;
 use super::json::canonical;
+use super::log::rules::TOLERANCE_MS;
 use super::log::{Cx, Effect, Outputs, Record, TaskLog, Wish};
 use super::objects::{
     AuditGenesis, Envelope, Event, Party, SessionKey, SessionMessage, State, TaskContract,
@@ -133,6 +135,8 @@ pub struct Gateway {
     pub invites: InviteBook,
     /// What was taken back.
     pub revocations: RevocationRegistry,
+    /// Tasks of others that were forgotten.
+    pub forgotten: Forgotten,
 }
 
 impl Gateway {
@@ -149,6 +153,7 @@ impl Gateway {
             vouched: BTreeMap::new(),
             invites: InviteBook::new(),
             revocations: RevocationRegistry::new(),
+            forgotten: Forgotten::default(),
         }
     }
 
@@ -355,13 +360,27 @@ impl Gateway {
         spent
     }
 
-    /// Forgets a task that has ended, once its log is kept elsewhere. `false` when it has not.
-    pub fn forget(&mut self, task: &Digest) -> bool {
-        let ended = self.tasks.get(task).is_some_and(|task| task.log.view().is_sealed());
-        if ended {
-            self.tasks.remove(task);
+    /// Forgets a task that has ended; `None` when it has not. Of one that could be proposed again, its
+    /// proposal is remembered: those changes come back, with its key, where that is there still.
+    pub fn forget(
+        &mut self,
+        task: &Digest,
+        now: UnixMillis,
+    ) -> Option<(Vec<Row>, Option<SessionKeyId>)> {
+        if !self.tasks.get(task)?.log.view().is_sealed() {
+            return None;
         }
-        ended
+        let ended = self.tasks.remove(task)?;
+        let key = ended.own_key.map(|key| key.session_key_id);
+        let key = key.filter(|id| self.session_secrets.remove(id).is_some());
+        let log = &ended.log;
+        let proposed = log.entries().first().filter(|_| log.me() == Party::Worker);
+        let until = log.view().contract().map(offer_over_at).filter(|until| now < *until);
+        let rows = proposed.zip(until).map(|(proposed, until)| {
+            let proposed_at = proposed.entry.at.millis();
+            self.forgotten.add(*task, Tombstone { proposed_at, until })
+        });
+        Some((rows.unwrap_or_default(), key))
     }
 
     /// Takes an envelope as it came. `None`: nothing to do or to say, as for a proposal of somebody
@@ -426,7 +445,7 @@ impl Gateway {
         let mut output = Output::empty(task);
         let mut fresh = None;
         if !self.tasks.contains_key(&task) {
-            if !self.admits(&message, now) {
+            if !self.admits(&task, &message, now) {
                 return Ok(None);
             }
             let genesis = AuditGenesis::new(message.task_id.clone(), message.from, self.did())?;
@@ -514,11 +533,16 @@ impl Gateway {
         }
     }
 
-    /// Whether a worker answers a proposal at all (design 7.1: no oracle, no work for strangers).
-    fn admits(&self, message: &SessionMessage, now: UnixMillis) -> bool {
-        let proposes = message.entries.first().is_some_and(|entry| entry.event == Event::Propose);
+    /// Whether a worker answers a proposal at all (design 7.1: no oracle, no work for strangers). One
+    /// that is over, or was there before, is not answered either.
+    fn admits(&self, task: &Digest, message: &SessionMessage, now: UnixMillis) -> bool {
+        let first = message.entries.first().filter(|entry| entry.event == Event::Propose);
+        let is_new = first.is_some_and(|entry| self.forgotten.is_new(task, entry.at.millis()));
         let contract = message.objects.first().cloned().map(TaskContract::read);
-        let Some(Ok(contract)) = contract.filter(|_| proposes) else { return false };
+        let Some(Ok(contract)) = contract.filter(|_| is_new) else { return false };
+        if now >= offer_over_at(&contract) {
+            return false;
+        }
         let invited = contract
             .invite_id
             .as_ref()
@@ -608,6 +632,12 @@ impl Output {
             effects: Vec::new(),
         }
     }
+}
+
+/// From when on an offer is over for both sides, whose clocks may differ.
+fn offer_over_at(contract: &TaskContract) -> UnixMillis {
+    let offer = contract.offer_expires_at.min(contract.manifest.deadline_at);
+    offer.millis().plus(TOLERANCE_MS)
 }
 
 fn unknown() -> Error {

@@ -11,6 +11,7 @@ pub mod code;
 pub mod did;
 pub mod endpoint;
 pub mod envelope;
+pub mod forgotten;
 pub mod gateway;
 pub mod invite;
 pub mod json;

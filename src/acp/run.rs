@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::code::Code;
 use super::objects::{
-    Denial, Exit, Isolation, Metrics, Runtime, SandboxPolicy, Usage, UsageSource,
+    CapabilityToken, Denial, Exit, Isolation, Metrics, Runtime, SandboxPolicy, Usage, UsageSource,
 };
 use super::value::{Digest, Name, TaskId};
 use crate::codec::time::UnixMillis;
@@ -31,6 +31,8 @@ pub struct Job {
     pub max_wall_ms: u64,
     /// How long its output may be, bytes of JSON.
     pub max_output_bytes: u64,
+    /// What may be used through the requester's gateway.
+    pub grants: Vec<CapabilityToken>,
 }
 
 /// How far a run is; texts are cut to their bounds when they go into the log.
@@ -97,4 +99,7 @@ pub struct Ran {
     pub ended_at: UnixMillis,
     /// How it was kept apart.
     pub run: RunFacts,
+    /// The end of what a program that has failed wrote to stderr: for this side's owner alone, and as
+    /// the program wrote it.
+    pub complaint: Option<String>,
 }

@@ -2,6 +2,7 @@
 //! once, and asked twice it is answered the same. The credential never leaves; what runs is not here.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,10 +11,10 @@ use super::code::{Code, Error, Result};
 use super::did::{Did, Secret};
 use super::json::canonical;
 use super::log::View;
-use super::objects::{CallError, Party, State, ToolCall, ToolResult};
+use super::objects::{Action, CallError, Capability, Party, Resource, State, ToolCall, ToolResult};
 use super::revocation::RevocationRegistry;
 use super::sign::{Role, Signature, Signed as _};
-use super::value::{CallId, Digest, Note, Time};
+use super::value::{CallId, Digest, Note, Seq, Time};
 use crate::codec::time::UnixMillis;
 
 /// How long a call may be good, ms.
@@ -21,6 +22,55 @@ pub const MAX_CALL_LIFE_MS: u64 = 600_000;
 
 /// Calls of a task that are remembered; they are kept until the task has ended.
 pub const MAX_CALLS: usize = 10_000;
+
+/// A tool as its owner names it: `RESOURCE:ACTION`, e.g. `mcp:docs/**:read`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolName {
+    /// The resource, or a pattern of resources.
+    pub resource: Resource,
+    /// What is done with it.
+    pub action: Action,
+}
+
+impl ToolName {
+    /// Reads the text form.
+    ///
+    /// # Errors
+    /// `BAD_FIELD`.
+    pub fn parse(text: &str) -> Result<Self> {
+        // Neither what follows a resource's scheme nor an action has a colon.
+        let parts = text.rsplit_once(':').filter(|(resource, _)| resource.contains(':'));
+        let (resource, action) = parts.ok_or_else(|| {
+            Error::new(Code::BadField, "a tool is RESOURCE:ACTION, e.g. mcp:docs/**:read")
+        })?;
+        Ok(Self { resource: Resource::parse(resource)?, action: Action::parse(action)? })
+    }
+
+    /// Whether everything that this names is named by `other` as well.
+    #[must_use]
+    pub fn is_within(&self, other: &Self) -> bool {
+        self.action == other.action && self.resource.is_within(&other.resource)
+    }
+
+    /// What a token allows that grants this, whatever the arguments are.
+    ///
+    /// # Errors
+    /// None: one action is within the bounds.
+    pub fn capability(&self) -> Result<Capability> {
+        Ok(Capability {
+            resource: self.resource.clone(),
+            actions: Seq::new(vec![self.action.clone()])?,
+            args_schemas: Seq::default(),
+            max_bytes_per_use: None,
+        })
+    }
+}
+
+impl fmt::Display for ToolName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.resource, self.action)
+    }
+}
 
 /// The record of a call: stored with its counts before the tool runs, and again with the result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

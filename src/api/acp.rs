@@ -48,6 +48,20 @@ pub struct Work {
     /// subprocess, none) and allowSubprocessFallback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_policy: Option<Value>,
+    /// Tools of this owner that the work may use, each RESOURCE:ACTION within one that its configuration
+    /// names, 32 at most. The owner is asked at every use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<String>,
+    /// How often they may be used, all together; 100 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_uses: Option<u64>,
+    /// How often the work may be handed on to another worker, one behind the other: 0 to 4; 0 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redelegation: Option<u64>,
+    /// A task that this owner is the worker of, and that this work is a part of: it may ask for no more
+    /// than was asked of this owner, who must agree to its being handed on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent_task_id: Option<String>,
     /// Take a result that has passed its checks without asking the owner.
     #[serde(default)]
     pub auto_approve: bool,

@@ -297,15 +297,15 @@ async fn greet(socket: &Path, name: &str) -> Result<(Reader, Writer, HelloResult
 
 /// Why there is nobody to talk to, and what to do.
 fn no_daemon(socket: &Path, error: &io::Error) -> ApiError {
+    const START: &str = "start it with `commsd run`, with the --home or --socket of this command";
     let socket = socket.display();
     let (message, todo) = match error.kind() {
         io::ErrorKind::NotFound => {
-            (format!("no daemon: there is no socket {socket}"), "start it with `commsd run`".into())
+            (format!("no daemon: there is no socket {socket}"), START.to_owned())
         }
-        io::ErrorKind::ConnectionRefused => (
-            format!("no daemon: nobody listens at {socket}"),
-            "start it with `commsd run`".to_owned(),
-        ),
+        io::ErrorKind::ConnectionRefused => {
+            (format!("no daemon: nobody listens at {socket}"), START.to_owned())
+        }
         io::ErrorKind::PermissionDenied => {
             (format!("the system does not let this process use {socket}"), sandbox_advice())
         }

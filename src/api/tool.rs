@@ -9,14 +9,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::types::{
-    AcceptParams, AgentsParams, ApiError, Consent, DmAdmitParams, DmParams, DmRevokeParams,
-    DmUseGrantParams, GrantTerms, ListenPolicy, MachineNameParams, MeshConnectParams,
-    MeshGraphParams, MeshInterfacesParams, MeshListenParams, MeshListenersParams, MeshTraceParams,
-    MeshUnlistenParams, MeshVersionParams, OwnStatus, PageSize, PendingParams, PetnameClearParams,
+    AcceptParams, AgentsParams, ApiError, Consent, DiscoveryMethod, DmAdmitParams, DmParams,
+    DmRevokeParams, DmUseGrantParams, GrantTerms, ListenPolicy, MachineNameParams, MeshAdapter,
+    MeshAdvertiseParams, MeshConnectParams, MeshDiscoverParams, MeshGetVisibilityParams,
+    MeshGraphParams, MeshInterfacesParams, MeshListenParams, MeshListenersParams,
+    MeshSetVisibilityParams, MeshTraceParams, MeshUnadvertiseParams, MeshUnlistenParams,
+    MeshVersionParams, MeshVisibility, OwnStatus, PageSize, PendingParams, PetnameClearParams,
     PetnameSetParams, PetnamesParams, RejectParams, Request, RoomCreateParams, RoomDestroyParams,
     RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomType,
-    RoomsParams, SendParams, Text, Time, Timing, TrustAddParams, TrustKind, TrustListParams,
-    TrustRemoveParams, UpdateParams, VaultMode, Visibility, WebUrlParams, WhoamiParams,
+    RoomsParams, SendParams, Text, Time, Timing, TrustAddParams, TrustCodeCreateParams,
+    TrustCodeRedeemParams, TrustKind, TrustListParams, TrustRemoveParams, UpdateParams, VaultMode,
+    Visibility, WebUrlParams, WhoamiParams,
 };
 use crate::codec::time::UnixMillis;
 
@@ -102,6 +105,9 @@ word_fields! {
     RoomType: "public" "private" "secret";
     Timing: "steer" "followUp" "info";
     ListenPolicy: "full" "observe" "rooms-only" "gateway";
+    MeshVisibility: "discoverable" "quiet" "dark";
+    MeshAdapter: "loopback" "network";
+    DiscoveryMethod: "mdns";
 }
 
 /// From where a room is read.
@@ -351,6 +357,66 @@ actions! {
     MeshListeners = "mesh_listeners" { ; }
     /// List this machine's addresses.
     MeshInterfaces = "mesh_interfaces" { ; }
+    /// List whose beacons can be heard on this machine and its networks; takes five seconds. Nothing of it is proven.
+    MeshDiscover = "mesh_discover" {
+        ;
+        /// how peers are discovered: mdns, by beacons
+        method: DiscoveryMethod,
+    }
+    /// Announce a name and a port by beacons, until the daemon ends. Ask your user first.
+    MeshAdvertise = "mesh_advertise" {
+        /// what others see, 1 to 64 characters
+        name: String,
+        /// how peers are discovered: mdns, by beacons
+        method: DiscoveryMethod,
+        ;
+        /// port that others may connect to; the network listener's, or 19876, without it
+        port: u64,
+        /// to whom: loopback (this machine) or network; both without it
+        adapter: MeshAdapter,
+    }
+    /// Announce it no longer.
+    MeshUnadvertise = "mesh_unadvertise" {
+        /// the advertisement's id
+        id: String,
+        ;
+    }
+    /// Say how far this machine makes itself known by beacons. Ask your user first.
+    MeshSetVisibility = "mesh_set_visibility" {
+        /// discoverable (announces itself), quiet (answers who asks) or dark (neither, and follows no beacon)
+        mesh_visibility: MeshVisibility,
+        ;
+        /// to whom: loopback (this machine) or network; both without it
+        adapter: MeshAdapter,
+    }
+    /// Show how far it does.
+    MeshGetVisibility = "mesh_get_visibility" { ; }
+    /// Make a code by which somebody elsewhere can trust you; it is redeemed once and ends soon.
+    GatewayGenerateConnectionCode = "gateway_generate_connection_code" {
+        ;
+        /// how long it can be redeemed, in milliseconds; 900000 without it, a day at most
+        ttl_ms: u64,
+        /// absolute path of a file with the armoured OpenPGP key that signs it; never the key itself
+        sign_key_file: String,
+        /// absolute path of a file with that key's passphrase; never the passphrase itself
+        sign_passphrase_file: String,
+    }
+    /// Trust the device that a code names: it may reach you from beyond this machine. Ask your user first.
+    GatewayRedeemConnectionCode = "gateway_redeem_connection_code" {
+        /// the code, or the whole line of JSON; then the next three are left out
+        code: String,
+        ;
+        /// when it ends, as the line says
+        expires_at: String,
+        /// which device it names, as the line says
+        device: String,
+        /// its signature, as the line says
+        signature: String,
+        /// armoured OpenPGP public key of who has signed it
+        public_key: String,
+        /// fingerprint that this key has to have
+        fingerprint: String,
+    }
     /// Trust a device, and with principal or machine all that prove to be a user's or a machine's: they may reach you from beyond this machine. Ask your user first.
     GatewayTrust = "gateway_trust" {
         /// full id of the device, user or machine
@@ -670,6 +736,35 @@ impl Action {
             Self::MeshUnlisten(a) => MeshUnlistenParams { id: a.id.clone() }.into(),
             Self::MeshListeners(_) => MeshListenersParams {}.into(),
             Self::MeshInterfaces(_) => MeshInterfacesParams {}.into(),
+            Self::MeshDiscover(a) => MeshDiscoverParams { method: a.method }.into(),
+            Self::MeshAdvertise(a) => {
+                let port = a.port.map(u16::try_from).transpose().map_err(|_| {
+                    let what = "mesh_advertise: `port`: 1 to 65535";
+                    ApiError::plain(ApiError::INVALID_PARAMS, what)
+                })?;
+                let (name, method, adapter) = (a.name.clone(), a.method, a.adapter);
+                MeshAdvertiseParams { name, method, port, adapter }.into()
+            }
+            Self::MeshUnadvertise(a) => MeshUnadvertiseParams { id: a.id.clone() }.into(),
+            Self::MeshSetVisibility(a) => {
+                MeshSetVisibilityParams { visibility: a.mesh_visibility, adapter: a.adapter }.into()
+            }
+            Self::MeshGetVisibility(_) => MeshGetVisibilityParams {}.into(),
+            Self::GatewayGenerateConnectionCode(a) => TrustCodeCreateParams {
+                ttl_ms: a.ttl_ms,
+                sign_key_file: a.sign_key_file.clone(),
+                sign_passphrase_file: a.sign_passphrase_file.clone(),
+            }
+            .into(),
+            Self::GatewayRedeemConnectionCode(a) => TrustCodeRedeemParams {
+                code: a.code.clone(),
+                expires_at: a.expires_at.clone(),
+                device: a.device.clone(),
+                signature: a.signature.clone(),
+                public_key: a.public_key.clone(),
+                fingerprint: a.fingerprint.clone(),
+            }
+            .into(),
             Self::GatewayTrust(a) => {
                 let kind = trust_kind(a.principal, a.machine)?;
                 TrustAddParams { id: a.device.clone(), kind }.into()
@@ -952,8 +1047,12 @@ mod tests {
             let mut call = Map::new();
             for field in branch["required"].as_array().unwrap() {
                 let field = field.as_str().unwrap();
-                let number = branch["properties"][field]["type"] == "integer";
-                let value = if number { Value::from(1) } else { Value::from("a") };
+                let schema = &branch["properties"][field];
+                let value = match &schema["enum"][0] {
+                    Value::Null if schema["type"] == "integer" => Value::from(1),
+                    Value::Null => Value::from("a"),
+                    word => word.clone(),
+                };
                 call.insert(field.to_owned(), value);
             }
             call.insert("action".into(), name.clone().into());

@@ -461,12 +461,26 @@ methods! {
     MeshListeners(MeshListenersParams) = "mesh.listeners" => MeshListeners;
     /// The machine's addresses.
     MeshInterfaces(MeshInterfacesParams) = "mesh.interfaces" => MeshInterfaces;
+    /// Listens for beacons, and tells whose were heard.
+    MeshDiscover(MeshDiscoverParams) = "mesh.discover" => MeshDiscovered;
+    /// Announces a name and a port by beacons.
+    MeshAdvertise(MeshAdvertiseParams) = "mesh.advertise" => MeshAdvertised;
+    /// Announces it no longer.
+    MeshUnadvertise(MeshUnadvertiseParams) = "mesh.unadvertise" => MeshUnadvertised;
+    /// How far this machine makes itself known by beacons.
+    MeshSetVisibility(MeshSetVisibilityParams) = "mesh.set_visibility" => MeshVisibilities;
+    /// How far it does.
+    MeshGetVisibility(MeshGetVisibilityParams) = "mesh.get_visibility" => MeshVisibilities;
     /// Trusts a device, user or machine beyond this machine.
     TrustAdd(TrustAddParams) = "trust.add" => TrustChanged;
     /// Trusts it no longer.
     TrustRemove(TrustRemoveParams) = "trust.remove" => TrustChanged;
     /// Who is trusted.
     TrustList(TrustListParams) = "trust.list" => Trusted;
+    /// A code by which another user trusts the attached agent's device.
+    TrustCodeCreate(TrustCodeCreateParams) = "trust.code.create" => TrustCode;
+    /// Trusts the device that a code names.
+    TrustCodeRedeem(TrustCodeRedeemParams) = "trust.code.redeem" => TrustCodeRedeemed;
     /// Lets somebody write to this user's agents without a question.
     DmAdmit(DmAdmitParams) = "dm.admit" => DmAdmitted;
     /// Opens a conversation with a grant that was given to this agent or its user.
@@ -759,79 +773,6 @@ params! {
         /// How long to wait for a stranger's consent; not at all without it.
         wait: WaitSecs,
     }
-
-    /// `mesh.version`.
-    MeshVersionParams {
-        /// Id, unambiguous prefix of it, or unambiguous name.
-        device: String,
-        ;
-    }
-
-    /// `mesh.trace`.
-    MeshTraceParams {
-        /// Id, unambiguous prefix of it, or unambiguous name.
-        target: String,
-        ;
-        /// How long it may take, in milliseconds; at most a minute.
-        timeout_ms: u64,
-    }
-
-    /// `mesh.graph`.
-    MeshGraphParams { ; }
-
-    /// `mesh.connect`.
-    MeshConnectParams {
-        /// Name or address.
-        host: String,
-        /// Port of its network listener.
-        port: u16,
-        ;
-    }
-
-    /// `mesh.listen`.
-    MeshListenParams {
-        /// Address of this machine.
-        host: String,
-        ;
-        /// Port; the system chooses without one.
-        port: u16,
-        /// What those may do who come in there; full without it.
-        policy: ListenPolicy,
-    }
-
-    /// `mesh.unlisten`.
-    MeshUnlistenParams {
-        /// Its id.
-        id: String,
-        ;
-    }
-
-    /// `mesh.listeners`.
-    MeshListenersParams { ; }
-
-    /// `mesh.interfaces`.
-    MeshInterfacesParams { ; }
-
-    /// `trust.add`.
-    TrustAddParams {
-        /// Full id.
-        id: String,
-        ;
-        /// Of what; of a device without it.
-        kind: TrustKind,
-    }
-
-    /// `trust.remove`.
-    TrustRemoveParams {
-        /// Full id.
-        id: String,
-        ;
-        /// Of what; of a device without it.
-        kind: TrustKind,
-    }
-
-    /// `trust.list`.
-    TrustListParams { ; }
 
     /// `dm.admit`.
     DmAdmitParams {
@@ -1195,28 +1136,6 @@ words! {
         Mesh = "mesh",
     }
 
-    /// What those may do who come in by a listener, once they are let in.
-    ListenPolicy {
-        /// Whatever another machine may.
-        Full = "full",
-        /// Hear who is here, and no more.
-        Observe = "observe",
-        /// Rooms and conversations, and nothing that is shared beside them.
-        RoomsOnly = "rooms-only",
-        /// Only whom the user trusts is heard of, and heard.
-        Gateway = "gateway",
-    }
-
-    /// What is trusted.
-    TrustKind {
-        /// One device.
-        Device = "device",
-        /// Every device that proves to be this user's.
-        Principal = "principal",
-        /// Every device that proves to be on this machine.
-        Machine = "machine",
-    }
-
     /// How much a health condition matters.
     Severity {
         /// Worth knowing.
@@ -1277,9 +1196,13 @@ macro_rules! results {
     )*};
 }
 
+mod mesh;
+mod trust;
 mod vault;
 mod web;
 
+pub use mesh::*;
+pub use trust::*;
 pub use vault::*;
 pub use web::*;
 
@@ -1706,122 +1629,6 @@ results! {
     Petnames {
         /// Ordered by device.
         petnames: Vec<Petname>,
-    }
-
-    /// `mesh.version`.
-    MeshVersion {
-        /// Full id.
-        device: String,
-        /// As the device says.
-        version: String,
-    }
-
-    /// `mesh.trace`.
-    MeshTrace {
-        /// Full id.
-        target: String,
-        /// There and back.
-        rtt_ms: u64,
-        /// Whether a hub passes messages on, as the device says.
-        relayed: Option<bool>,
-        /// That hub.
-        hub: Option<String>,
-    }
-
-    /// `mesh.graph`.
-    MeshGraph {
-        /// Everybody named in adverts.
-        nodes: Vec<GraphNode>,
-        /// Direct connections, each once.
-        edges: Vec<GraphEdge>,
-    }
-
-    /// One device of the graph.
-    GraphNode {
-        /// Full id.
-        id: String,
-        /// What it calls itself, where that is known.
-        name: Option<String>,
-    }
-
-    /// One connection of the graph.
-    GraphEdge {
-        /// Full id.
-        from: String,
-        /// Full id.
-        to: String,
-    }
-
-    /// `mesh.connect`.
-    MeshConnected {
-        /// As asked for.
-        host: String,
-        /// As asked for.
-        port: u16,
-        /// Full id of the device that is there.
-        device: String,
-    }
-
-    /// `mesh.listen`, `mesh.unlisten`.
-    MeshListener {
-        /// Its id.
-        id: String,
-        /// The address.
-        host: String,
-        /// The port.
-        port: u16,
-        /// What those may do who come in there.
-        policy: ListenPolicy,
-        /// Whether it belongs to the daemon and stays.
-        default: bool,
-    }
-
-    /// `mesh.listeners`.
-    MeshListeners {
-        /// The daemon's own first.
-        listeners: Vec<MeshListener>,
-    }
-
-    /// `mesh.interfaces`.
-    MeshInterfaces {
-        /// As the system lists them.
-        interfaces: Vec<MeshInterface>,
-    }
-
-    /// One address of the machine.
-    MeshInterface {
-        /// The interface.
-        name: String,
-        /// `IPv4` or `IPv6`.
-        family: String,
-        /// The address.
-        address: String,
-        /// Whether it leads nowhere else.
-        internal: bool,
-    }
-
-    /// `trust.add`, `trust.remove`.
-    TrustChanged {
-        /// Full id.
-        id: String,
-        /// Of what.
-        kind: TrustKind,
-        /// Whether it is trusted now.
-        trusted: bool,
-        /// Whether that is new.
-        changed: bool,
-    }
-
-    /// `trust.list`.
-    Trusted {
-        /// Full ids.
-        devices: Vec<String>,
-        /// Full ids of users.
-        principals: Vec<String>,
-        /// Full ids of machines.
-        machines: Vec<String>,
-        /// The relay hub through which they are reached.
-        hub: Option<String>,
     }
 
     /// `dm.admit`.

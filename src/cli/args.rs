@@ -11,6 +11,7 @@ use super::hub::HubArgs;
 use super::run::RunOptions;
 use super::service::ServiceCommand;
 use super::setup::SetupArgs;
+use super::trust::TrustCommand;
 use super::web::WebArgs;
 use crate::api::types::{
     Consent, GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
@@ -265,6 +266,10 @@ pub enum ClientCommand {
         #[arg(value_name = "JSON")]
         call: String,
     },
+
+    /// Say whom this user trusts beyond this machine
+    #[command(subcommand)]
+    Trust(TrustCommand),
 
     /// Print the daemon's newest log events
     Logs {

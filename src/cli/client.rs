@@ -13,6 +13,7 @@ use super::args::{
 use super::output::{
     duration, event_text, fields, json_line, message_lines, room_label, short, table, write_out,
 };
+use super::trust::{CodeCommand, TrustCommand};
 use super::{Endpoint, doctor, exit};
 use crate::api::client::{Client, Notification, Notifications, disconnected};
 use crate::api::tool::render::device;
@@ -57,7 +58,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-type Done = Result<u8, Failure>;
+pub(super) type Done = Result<u8, Failure>;
 
 /// Puts what stdin says in the place of a message or call that is `-`, and looks whether the daemon
 /// could take it at all.
@@ -80,6 +81,11 @@ pub(super) fn with_stdin(
                 *call = read_text(stdin)?;
             }
             tool_call(call)?;
+        }
+        ClientCommand::Trust(TrustCommand::Code(CodeCommand::Redeem { code, .. }))
+            if code == "-" =>
+        {
+            *code = read_text(stdin)?;
         }
         _ => {}
     }
@@ -188,6 +194,7 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
             session.show_as(&agent, params, show_whoami).await
         }
         ClientCommand::Action { agent, call } => session.action(&agent, &call).await,
+        ClientCommand::Trust(command) => session.trust(command).await,
         ClientCommand::Stop => session.stop(notifications).await,
         ClientCommand::Logs { follow } => session.logs(follow, notifications).await,
         ClientCommand::Doctor => Ok(exit::DONE),
@@ -255,7 +262,7 @@ impl Session {
     }
 
     /// The same as an agent.
-    async fn show_as<P: Call>(
+    pub(super) async fn show_as<P: Call>(
         &self,
         agent: &AsAgent,
         params: P,

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::exit;
+use crate::api::tool::feed::is_own;
 use crate::api::tool::render::device;
 use crate::api::types::{ApiError, Event};
 use crate::codec::text::escape_untrusted;
@@ -199,6 +200,9 @@ pub(super) fn event_text(event: &Event) -> String {
             member("roomDescription")
         ),
         "member_joined" => format!("{} joined {}", who("agent", "agentName"), room()),
+        "member_left" if is_own(event) => {
+            format!("no longer in {}: its owner put this agent out", room())
+        }
         "member_left" => format!("{} left {}", who("agent", "agentName"), room()),
         "member_status" => {
             format!("{} is {} in {}", who("agent", "agentName"), member("status"), room())

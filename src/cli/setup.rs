@@ -4,6 +4,7 @@
 mod edit;
 pub(super) mod file;
 mod jsonc;
+mod opencode;
 mod plugin;
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use self::edit::{EditError, Entry, Format, NAME};
+use self::edit::{EditError, Entry, Format, NAME, PROGRAM_NAME};
 use self::file::{FileError, Kept};
 use super::output::{json_line, print, table};
 use super::{exit, report};
@@ -32,7 +33,8 @@ const CLAUDE_CODE: &str = "claude-code";
 /// Register `commsd mcp` with the harnesses of this user
 ///
 /// Claude Code, Codex and OpenCode are set up in their own files, where only the entry `agent-comms`
-/// is changed; for any other harness the lines to put in are printed.
+/// is changed; OpenCode gets a plugin file as well, which brings messages. For any other harness the
+/// lines to put in are printed.
 #[derive(Args, Clone, Debug)]
 pub struct SetupArgs {
     /// claude-code, codex, opencode, or any other [default: those that are found]
@@ -48,8 +50,12 @@ pub struct SetupArgs {
     print: bool,
     /// Write a plugin for Claude Code into DIR instead: the server, hooks that bring messages and wake
     /// an idle session, and slash commands
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["status", "replace", "harness"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["status", "replace", "harness", "project"])]
     plugin: Option<PathBuf>,
+    /// Do it in the files of the project in DIR (.mcp.json, .codex/config.toml, opencode.json), for
+    /// whoever works on it
+    #[arg(long, value_name = "DIR")]
+    project: Option<PathBuf>,
     /// Put it in the place of another server of the name (`--remove` puts that back)
     #[arg(long, conflicts_with = "what")]
     replace: bool,
@@ -62,6 +68,31 @@ struct Harness {
     traces: Vec<PathBuf>,
     file: PathBuf,
     format: Format,
+    /// The file of its own that brings messages, where it takes one.
+    plugin: Option<PathBuf>,
+}
+
+impl Harness {
+    /// The same in a project's files. What stands there is for everybody who works on it, so it has no
+    /// program of ours in it.
+    fn in_project(self, dir: &Path) -> Self {
+        let file = match self.format {
+            Format::McpServers => dir.join(".mcp.json"),
+            Format::Codex => dir.join(".codex/config.toml"),
+            Format::OpenCode => opencode_file(dir),
+        };
+        Self { file, plugin: None, ..self }
+    }
+}
+
+/// OpenCode's configuration file in a directory. It reads both; the entry stays where it is.
+fn opencode_file(dir: &Path) -> PathBuf {
+    let [jsonc, json] = ["opencode.jsonc", "opencode.json"].map(|name| dir.join(name));
+    let has = |path: &Path| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        matches!(Format::OpenCode.find(&text), Ok(Some(_)))
+    };
+    if has(&json) || !jsonc.exists() { json } else { jsonc }
 }
 
 /// The harnesses, with the places of `home` unless the environment says otherwise.
@@ -72,31 +103,26 @@ fn harnesses(home: &Path, env: impl Fn(&str) -> Option<OsString>) -> Vec<Harness
     let codex = dir("CODEX_HOME").unwrap_or_else(|| home.join(".codex"));
     let config = dir("XDG_CONFIG_HOME").filter(|dir| dir.is_absolute());
     let opencode = config.unwrap_or_else(|| home.join(".config")).join("opencode");
-    let files = ["opencode.jsonc", "opencode.json"].map(|name| opencode.join(name));
-    let [jsonc, json] = files;
-    // It reads both; the entry stays where it is.
-    let has = |path: &Path| {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        matches!(Format::OpenCode.find(&text), Ok(Some(_)))
-    };
-    let opencode_file = if has(&json) || !jsonc.exists() { json } else { jsonc };
     vec![
         Harness {
             name: CLAUDE_CODE,
             traces: vec![claude.unwrap_or_else(|| home.join(".claude")), claude_file.clone()],
             file: claude_file,
             format: Format::McpServers,
+            plugin: None,
         },
         Harness {
             name: "codex",
             file: codex.join("config.toml"),
             traces: vec![codex],
             format: Format::Codex,
+            plugin: None,
         },
         Harness {
             name: "opencode",
+            file: opencode_file(&opencode),
+            plugin: Some(opencode::place(&opencode)),
             traces: vec![opencode],
-            file: opencode_file,
             format: Format::OpenCode,
         },
     ]
@@ -158,6 +184,8 @@ struct Line {
     /// The program that the harness starts, and whether there is one.
     program: Option<String>,
     program_exists: Option<bool>,
+    /// The file of its own that brings messages.
+    plugin: Option<PathBuf>,
     error: Option<ApiError>,
 }
 
@@ -172,6 +200,7 @@ impl Line {
             entry: None,
             program: None,
             program_exists: None,
+            plugin: None,
             error: None,
         }
     }
@@ -194,6 +223,8 @@ enum SetupError {
     Edit { path: PathBuf, source: EditError },
     #[error("{} has another server \"{NAME}\": {command}", path.display())]
     Foreign { path: PathBuf, command: String },
+    #[error("{} was changed, or is somebody else's", path.display())]
+    Plugin { path: PathBuf },
 }
 
 impl From<SetupError> for ApiError {
@@ -211,6 +242,10 @@ impl From<SetupError> for ApiError {
             SetupError::Foreign { .. } => {
                 let todo = "--replace puts commsd in its place, and --remove brings it back";
                 Self::new("config_foreign", text, todo)
+            }
+            SetupError::Plugin { .. } => {
+                let todo = "it was left as it is; remove it, or move it away, and try again";
+                Self::new("plugin_changed", text, todo)
             }
         }
     }
@@ -282,8 +317,20 @@ fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
         (_, true) => What::Status,
         _ => What::SetUp { replace: args.replace },
     };
-    let known = harnesses(&home()?, |name| env::var_os(name));
-    let program = own_program()?;
+    let mut known = harnesses(&home()?, |name| env::var_os(name));
+    let mut program = own_program()?;
+    if let Some(project) = &args.project {
+        let dir =
+            std::path::absolute(project).ok().filter(|dir| dir.is_dir()).ok_or_else(|| {
+                let what = format!("there is no directory {}", project.display());
+                ApiError::new("no_project", what, "name the folder of a project")
+            })?;
+        known = known.into_iter().map(|harness| harness.in_project(&dir)).collect();
+        // Where it is on this machine is not for the others.
+        if on_path().any(|found| found == program) {
+            program = PROGRAM_NAME.into();
+        }
+    }
     let entry = |harness: &str| entry(&program, harness, flags);
     let named = args.harness.as_ref().map(|name| match name.as_str() {
         "claude" => CLAUDE_CODE,
@@ -346,10 +393,14 @@ pub(super) fn own_program() -> Result<PathBuf, ApiError> {
         ApiError::new("no_program", what, "install commsd, and start it from there")
     };
     let this = env::current_exe().and_then(std::fs::canonicalize).map_err(failed)?;
+    Ok(on_path().find(|path| same_file(path, &this)).unwrap_or(this))
+}
+
+/// Where PATH looks for this program.
+fn on_path() -> impl Iterator<Item = PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let named =
-        env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join("commsd"));
-    Ok(named.into_iter().find(|path| same_file(path, &this)).unwrap_or(this))
+    let dirs: Vec<PathBuf> = env::split_paths(&path).filter(|dir| dir.is_absolute()).collect();
+    dirs.into_iter().map(|dir| dir.join(PROGRAM_NAME))
 }
 
 fn same_file(path: &Path, canonical: &Path) -> bool {
@@ -391,6 +442,7 @@ fn one(harness: &Harness, installed: bool, entry: &Entry, what: What, dry: bool)
             What::SetUp { replace } => set_up(harness, entry, replace, dry, &mut line),
             What::Remove => remove(harness, dry, &mut line),
         };
+        let done = done.and_then(|state| plugin_too(harness, entry, what, dry, state, &mut line));
         match done {
             Ok(state) => line.state = state,
             Err(SetupError::File(FileError::Changed { .. })) if attempt < TRIES => continue,
@@ -404,6 +456,46 @@ fn one(harness: &Harness, installed: bool, entry: &Entry, what: What, dry: bool)
         break;
     }
     line
+}
+
+/// Does it with the file of its own that a harness takes, beside its configuration.
+fn plugin_too(
+    harness: &Harness,
+    entry: &Entry,
+    what: What,
+    dry: bool,
+    state: State,
+    line: &mut Line,
+) -> Result<State, SetupError> {
+    let Some(path) = &harness.plugin else { return Ok(state) };
+    let (found, state) = match what {
+        What::Status => (opencode::look(path)?, state),
+        What::Remove => match opencode::remove(path, dry)? {
+            opencode::Found::Ours if state == State::NotSetUp => {
+                (opencode::Found::Ours, State::Removed)
+            }
+            found => (found, state),
+        },
+        What::SetUp { .. } => {
+            let hook = Entry { args: hook_args(&entry.args), ..entry.clone() };
+            let (found, changed) = opencode::write(path, &opencode::text(&hook), dry)?;
+            let updated = changed && state == State::Unchanged;
+            // Where nothing was, it is there now.
+            let found =
+                if found == opencode::Found::Nothing { opencode::Found::Ours } else { found };
+            (found, if updated { State::Updated } else { state })
+        }
+    };
+    match found {
+        opencode::Found::Nothing => {}
+        opencode::Found::Ours => line.plugin = Some(path.clone()),
+        opencode::Found::Changed if what == What::Status => line.plugin = Some(path.clone()),
+        opencode::Found::Changed => {
+            line.state = state;
+            return Err(SetupError::Plugin { path: path.clone() });
+        }
+    }
+    Ok(state)
 }
 
 /// For an error about what the file says.
@@ -551,6 +643,9 @@ fn human(report: &Report) -> String {
         }
         if let Some(program) = line.program.as_deref().filter(|_| !shown) {
             below(format!("starts {program}"));
+        }
+        if let Some(plugin) = &line.plugin {
+            below(format!("messages are brought by {}", plugin.display()));
         }
         if let Some(backup) = &line.backup {
             below(format!("as it was before: {}", backup.display()));

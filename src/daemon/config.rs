@@ -15,7 +15,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use self::acp::Level;
-pub use self::acp::{AcpAdmit, AcpWork, AdapterWord};
+pub use self::acp::{AcpAdmit, AcpTools, AcpWork, AdapterWord};
 use crate::acp::endpoint::{Endpoint, EndpointPolicy};
 use crate::mesh::records::ConsentPolicy;
 use crate::mesh::replica::HistoryLimits;
@@ -227,6 +227,8 @@ pub struct Config {
     pub acp_admit: AcpAdmit,
     /// What the daemon does work with; it takes none without.
     pub acp_work: Option<AcpWork>,
+    /// Tools of this owner that the daemon may grant to workers.
+    pub acp_tools: AcpTools,
     /// How events are written.
     pub log: LogFormat,
     /// Which events are written, in the syntax of `tracing_subscriber`'s `EnvFilter`.
@@ -480,6 +482,7 @@ struct FileKeys {
     acp_worker_model: Option<String>,
     acp_worker_isolation: Option<Level>,
     acp_worker_auto_accept: Option<bool>,
+    acp_tools: Option<AcpTools>,
     log: Option<LogFormat>,
     log_filter: Option<Filter>,
 }
@@ -607,6 +610,7 @@ impl Config {
                 || flags.acp_allow_insecure,
             acp_admit: keys.acp_admit.unwrap_or_default(),
             // Only the file says what is run for others.
+            acp_tools: keys.acp_tools.unwrap_or_default(),
             acp_work: keys.acp_worker.map(|adapter| AcpWork {
                 adapter,
                 cmd: keys.acp_worker_cmd,
@@ -758,6 +762,7 @@ impl Config {
             ("acp insecure", on(self.acp_allow_insecure).into()),
             ("acp admit", self.acp_admit.to_string()),
             ("acp worker", work.into()),
+            ("acp tools", self.acp_tools.to_string()),
             ("log", log.into()),
             ("log filter", self.log_filter.clone()),
         ];
@@ -846,6 +851,7 @@ mod tests {
             acp_allow_insecure: false,
             acp_admit: AcpAdmit::default(),
             acp_work: None,
+            acp_tools: AcpTools::default(),
             log: LogFormat::Json,
             log_filter: "info".into(),
         };
@@ -1016,6 +1022,21 @@ mod tests {
         let options = work.options();
         assert_eq!(options.cmd.as_deref(), Some("cat -u"));
         assert_eq!(options.isolation.map(|level| level.as_str()), Some("subprocess"));
+        let (_dir, places) = with_file("[acp-tools]\n\"mcp:docs/**:read\" = \"cat -n 'a b'\"\n");
+        let config = Config::resolve(Settings::default(), env(&[]).unwrap(), &places).unwrap();
+        assert_eq!(config.acp_tools.to_string(), "mcp:docs/**:read");
+        assert_eq!(config.acp_tools.0[0].command, ["cat", "-n", "a b"]);
+        for bad in [
+            "[acp-tools]\n\"mcp:docs\" = \"cat\"\n",
+            "[acp-tools]\n\"mcp:docs:read\" = \"'\"\n",
+            "[acp-tools]\n\"mcp:docs:read\" = 3\n",
+        ] {
+            let (_dir, places) = with_file(bad);
+            assert!(
+                Config::resolve(Settings::default(), env(&[]).unwrap(), &places).is_err(),
+                "{bad}"
+            );
+        }
         for bad in ["acp-worker = \"shell\"\n", "acp-worker-isolation = \"vm\"\n"] {
             let (_dir, places) = with_file(bad);
             assert!(Config::resolve(Settings::default(), env(&[]).unwrap(), &places).is_err());

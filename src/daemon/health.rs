@@ -11,7 +11,7 @@ use crate::api::types::{self, Severity, Time};
 use crate::codec::time::UnixMillis;
 use crate::identity::petnames::Petnames;
 use crate::mesh::formation::PortState;
-use crate::mesh::{delivery, directory, formation, node, replica, session};
+use crate::mesh::{delivery, directory, discovery, formation, node, replica, session};
 use crate::runtime::{link, local_socket, sys};
 
 /// Failed rounds at the port after which it counts as occupied.
@@ -58,6 +58,7 @@ impl Owner {
         }
         found.extend(self.store_conditions());
         found.extend(self.trust_conditions());
+        found.extend(self.discovery_condition());
         found.extend(self.acp.problem());
         let transport = self.hub.status();
         if transport.first_contact && !transport.multicast {
@@ -208,6 +209,8 @@ fn limit_list(config: &Config) -> Vec<types::LimitInfo> {
             "entries",
             "devices remembered from gossip",
         ),
+        limit("mesh.heard", count(discovery::MAX_HEARD), "entries", "whose beacons are remembered"),
+        limit("mesh.adverts", count(node::MAX_ADVERTS), "entries", "what is announced by beacons"),
         limit("mesh.agents", count(replica::MAX_AGENTS), "entries", "agent records"),
         limit("mesh.rooms", count(replica::MAX_ROOMS), "entries", "room records"),
         limit(

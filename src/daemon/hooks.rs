@@ -18,6 +18,9 @@ const MAX_HOOK_BYTES: usize = feed::MAX_BATCH;
 const MAX_HOOK_EVENTS: usize = 50;
 /// Events that are looked at for something urgent; reading them takes milliseconds.
 const MAX_LOOK: usize = 1_000;
+/// How long what a hook took waits for its word that it was printed. Its connection tells of one that
+/// died; one that was stopped would hold it for good. Printing takes milliseconds.
+const HELD_MS: u64 = 30_000;
 /// Sessions whose agent is remembered; a machine has some tens.
 const MAX_SESSIONS: usize = 256;
 
@@ -28,13 +31,21 @@ pub(super) struct Handed {
     through: u64,
     /// By hooks: the next one acknowledges it.
     printed: u64,
-    /// By the hook of this connection, which has not said yet that it printed it. When the
-    /// connection ends it has not.
-    taken: Option<(u64, ConnId)>,
+    /// By a hook that has not said yet that it printed it.
+    taken: Option<Taken>,
     /// Behind this an answer was cancelled; its client has not acknowledged more since.
     lost: Option<u64>,
     /// Behind an event that is too large for a hook: the newest that one has said to wait.
     hinted: u64,
+}
+
+/// What the hook of a connection took. When the connection ends it was not printed.
+#[derive(Debug)]
+struct Taken {
+    through: u64,
+    by: ConnId,
+    /// From then on (monotonic ms) another one may have it.
+    until: u64,
 }
 
 /// Which agent the hooks of a session were for, the newest last.
@@ -130,9 +141,12 @@ impl Owner {
         agent: &DeviceId,
         moment: HookMoment,
     ) -> HookTaken {
+        let now = self.now().mono;
         let (_, acknowledged) = self.node.mailbox_position(agent).unwrap_or_default();
         let after = match self.hosted.get(agent).map(|hosted| &hosted.handed) {
-            Some(Handed { taken: Some(_), .. }) => return none(Some(agent)),
+            Some(Handed { taken: Some(taken), .. }) if now < taken.until => {
+                return none(Some(agent));
+            }
             Some(handed) => handed.through.max(acknowledged),
             None => return none(None),
         };
@@ -164,7 +178,7 @@ impl Owner {
         }
         let Some(last) = events.last().filter(|_| wanted) else { return none(Some(agent)) };
         let through = last.seq;
-        hosted.handed.taken = Some((through, conn));
+        hosted.handed.taken = Some(Taken { through, by: conn, until: now + HELD_MS });
         HookTaken { agent: Some(agent.hex()), events, more }
     }
 
@@ -172,7 +186,7 @@ impl Owner {
     pub(super) fn hook_shown(&mut self, conn: ConnId) {
         for hosted in self.hosted.values_mut() {
             let handed = &mut hosted.handed;
-            if let Some((through, _)) = handed.taken.take_if(|(_, by)| *by == conn) {
+            if let Some(Taken { through, .. }) = handed.taken.take_if(|taken| taken.by == conn) {
                 handed.printed = through;
                 handed.through = handed.through.max(through);
             }
@@ -182,7 +196,7 @@ impl Owner {
     /// The connection has ended: what its hook did not print, another one may.
     pub(super) fn hook_gone(&mut self, conn: ConnId) {
         for hosted in self.hosted.values_mut() {
-            hosted.handed.taken.take_if(|(_, by)| *by == conn);
+            hosted.handed.taken.take_if(|taken| taken.by == conn);
         }
     }
 

@@ -180,6 +180,7 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
         &["queued"],
         "mail was dropped; its task's log sends it again",
     ),
+    ("acp_forgotten", Level::Info, &["tasks"], "ended tasks were forgotten, as old or as too many"),
     ("acp_ack_failed", Level::Info, &["code"], "a relay did not take an acknowledgement"),
     (
         "acp_runs_left",

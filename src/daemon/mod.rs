@@ -3,7 +3,9 @@
 
 pub mod acp;
 pub mod acp_relay;
+mod codes;
 pub mod config;
+mod discovery;
 mod health;
 mod hooks;
 mod hygiene;
@@ -11,6 +13,7 @@ mod identities;
 mod keeping;
 mod listeners;
 pub mod logging;
+mod names;
 mod owner;
 mod pages;
 mod project_rooms;

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::acp::mesh::{MeshAsk, Open};
 use super::acp::resident::Resident;
 use super::config::Config;
+use super::discovery::DiscoveryReply;
 use super::health::Health;
 use super::hooks::{Handed, Sessions};
 use super::hygiene::{Damped, Hygiene, Place};
@@ -134,6 +135,8 @@ pub(super) enum Reply {
     Acked,
     /// What a vault elsewhere answered.
     Vault(VaultReply),
+    /// What discovery was asked for.
+    Discovery(DiscoveryReply),
     /// What the operator asked for.
     Operator(OperatorReply),
     /// The attach, which waited for the room of the agent's directory.
@@ -754,7 +757,7 @@ pub(super) struct Pushed<'a> {
     /// A room's message that speaks to this agent.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     addressed: bool,
-    /// The agent's own message to itself.
+    /// About the agent itself: its message to itself, or that it is in a room no more.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     own: bool,
 }
@@ -779,8 +782,11 @@ impl<'a> Pushed<'a> {
                 pushed.from_name = node.shown_name(&message.from);
                 pushed.addressed = node.is_addressed(agent, message);
             }
+            DeliveryEvent::MemberLeft { agent: who, .. } => {
+                pushed.agent_name = node.shown_name(who);
+                pushed.own = who == agent;
+            }
             DeliveryEvent::MemberJoined { agent, .. }
-            | DeliveryEvent::MemberLeft { agent, .. }
             | DeliveryEvent::MemberStatus { agent, .. }
             | DeliveryEvent::DeliveryStatus { agent, .. }
             | DeliveryEvent::MessagesRead { agent, .. } => {

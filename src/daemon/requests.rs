@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 
-use data_encoding::BASE64;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -18,10 +17,7 @@ use crate::api::types::{
 };
 use crate::codec::text::truncate_chars;
 use crate::identity::device::DeviceId;
-use crate::identity::entropy::OsEntropy;
-use crate::identity::issuer::{IssuerError, IssuerFile, IssuerKind, IssuerTable};
 use crate::identity::names;
-use crate::identity::petnames::{self, Petnames, PetnamesError};
 use crate::mesh::events::DeliveryState;
 use crate::mesh::node::{
     Command, CommandError, CommandResult, DecisionTarget, Delivery, Input, MAX_TRACE_MS, OpId,
@@ -224,9 +220,8 @@ impl Owner {
                 self.answer(conn, &id, petnames);
             }
             Request::PetnameSet(params) => {
-                let set = petnames::set(&self.base, &params.device, &params.name);
-                let set = set.map(|(device, name)| types::Petname { device: device.hex(), name });
-                self.answer(conn, &id, set.map_err(petname_error));
+                let set = self.petname_given(&params);
+                self.answer(conn, &id, set);
             }
             Request::PetnameClear(params) => {
                 let cleared = self.petname_cleared(&params.device);
@@ -251,6 +246,11 @@ impl Owner {
             Request::MeshInterfaces(_) => {
                 self.answer(conn, &id, super::listeners::interfaces());
             }
+            Request::MeshDiscover(_)
+            | Request::MeshAdvertise(_)
+            | Request::MeshUnadvertise(_)
+            | Request::MeshSetVisibility(_)
+            | Request::MeshGetVisibility(_) => self.discovery_request(conn, &id, request),
             Request::TrustAdd(params) => {
                 let changed = self.trust_changed(&params.id, params.kind, true);
                 self.answer(conn, &id, changed);
@@ -430,6 +430,8 @@ impl Owner {
                 self.answer(conn, id, Ok(graph));
                 return Ok(());
             }
+            Request::TrustCodeCreate(p) => return self.code_wanted(conn, id, agent, p),
+            Request::TrustCodeRedeem(p) => return self.code_given(conn, id, agent, p),
             Request::DmAdmit(p) => {
                 let principal = p.principal == Some(true);
                 let bearer = self.grant_bearer(&p.agent, principal, &agent)?;
@@ -574,6 +576,11 @@ impl Owner {
             | Request::MeshUnlisten(_)
             | Request::MeshListeners(_)
             | Request::MeshInterfaces(_)
+            | Request::MeshDiscover(_)
+            | Request::MeshAdvertise(_)
+            | Request::MeshUnadvertise(_)
+            | Request::MeshSetVisibility(_)
+            | Request::MeshGetVisibility(_)
             | Request::TrustAdd(_)
             | Request::TrustRemove(_)
             | Request::TrustList(_)
@@ -625,6 +632,10 @@ impl Owner {
         let reply = match reply {
             Reply::Operator(reply) => {
                 self.operator_answered(conn, &id, reply, result);
+                return;
+            }
+            Reply::Discovery(reply) => {
+                self.discovery_answered(conn, &id, reply, result);
                 return;
             }
             reply => reply,
@@ -708,6 +719,7 @@ impl Owner {
                 | Reply::Granted { .. }
                 | Reply::Insight(_)
                 | Reply::Connected(..)
+                | Reply::Discovery(_)
                 | Reply::Operator(_),
                 _,
             ) => {
@@ -906,25 +918,6 @@ impl Owner {
 
     // --- names ----------------------------------------------------------------------------------------
 
-    fn petname_list(&self) -> Result<types::Petnames, ApiError> {
-        let petnames = Petnames::read(&self.base).map_err(petname_error)?;
-        let petnames = petnames
-            .iter()
-            .map(|(device, name)| types::Petname { device: device.hex(), name: name.to_owned() })
-            .collect();
-        Ok(types::Petnames { petnames })
-    }
-
-    fn petname_cleared(&self, device: &str) -> Result<types::Petname, ApiError> {
-        let id = names::full_id(device)
-            .map_err(|error| ApiError::plain(error.code(), error.to_string()))?;
-        let had = Petnames::read(&self.base).map_err(petname_error)?;
-        let name = had.get(&id).unwrap_or_default().to_owned();
-        petnames::clear(&self.base, device).map_err(petname_error)?;
-        Ok(types::Petname { device: id.hex(), name })
-    }
-
-    /// Changes the name of this machine for all its bridges, and in what our agents say.
     /// The graph, with the names of those that the agent may see listed.
     fn graph(&self, viewer: &DeviceId) -> types::MeshGraph {
         let graph = self.node.graph();
@@ -944,53 +937,6 @@ impl Owner {
                 .map(|(from, to)| types::GraphEdge { from: from.hex(), to: to.hex() })
                 .collect(),
         }
-    }
-
-    /// Whom a grant is for. A user is no agent, so it has to be named in full.
-    fn grant_bearer(
-        &self,
-        text: &str,
-        principal: bool,
-        viewer: &DeviceId,
-    ) -> Result<DeviceId, ApiError> {
-        if principal && DeviceId::parse(text).is_none() {
-            return Err(ApiError::new(
-                "invalid_device",
-                "a user is named by its full id",
-                "its agents see it with whoami, as Principal",
-            ));
-        }
-        self.find_agent(text, viewer)
-    }
-
-    /// The id of the grant that a device or user has from our user, whichever program issued it.
-    fn dm_grant_of(&self, bearer: &DeviceId) -> Result<Option<[u8; 16]>, ApiError> {
-        let mut entropy =
-            OsEntropy::open().map_err(|error| ApiError::plain("entropy", error.to_string()))?;
-        let now = self.now().unix;
-        let (user, _) = IssuerFile::open(&self.base, IssuerKind::User, now, &mut entropy)
-            .map_err(|error| ApiError::plain(error.code(), error.to_string()))?;
-        let id = user.entry(IssuerTable::IssuedDmGrants, &bearer.hex());
-        let id = id.and_then(Value::as_str).and_then(|id| BASE64.decode(id.as_bytes()).ok());
-        Ok(id.and_then(|id| id.try_into().ok()))
-    }
-
-    fn machine_named(&mut self, name: Option<String>) -> Result<types::MachineName, ApiError> {
-        let failed = |error: IssuerError| ApiError::plain(error.code(), error.to_string());
-        let mut entropy =
-            OsEntropy::open().map_err(|error| ApiError::plain("entropy", error.to_string()))?;
-        let now = self.now();
-        let (mut machine, _) =
-            IssuerFile::open(&self.base, IssuerKind::Machine, now.unix, &mut entropy)
-                .map_err(failed)?;
-        machine.set_display_name(name.as_deref()).map_err(failed)?;
-        let name = machine.display_name().map(str::to_owned);
-        self.inputs.push_back(Input::MachineNamed(name.clone()));
-        Ok(types::MachineName { name })
-    }
-
-    fn petnames(&self) -> Option<Petnames> {
-        Petnames::read(&self.base).ok()
     }
 
     pub(super) fn find_agent(&self, text: &str, viewer: &DeviceId) -> Result<DeviceId, ApiError> {
@@ -1063,7 +1009,9 @@ impl Owner {
         }
         // Rooms are listed by what their names were made into.
         let slug = room_path::slug(text);
-        let is_meant = |name: &str| name == text || Some(name) == slug.as_deref();
+        // A conversation has a path and no name, and is nobody's room by none.
+        let is_meant =
+            |name: &str| !name.is_empty() && (name == text || Some(name) == slug.as_deref());
         let (mut joined, mut others) = (Vec::new(), Vec::new());
         for view in self.node.rooms(Some(viewer)) {
             if let Ok(path) = RoomPath::parse(&view.record.id)
@@ -1455,10 +1403,6 @@ fn check_host(p: &types::MeshConnectParams) -> Result<(), ApiError> {
         return wrong("`host`: a name or an address, IPv6 without brackets");
     }
     Ok(())
-}
-
-fn petname_error(error: PetnamesError) -> ApiError {
-    ApiError::plain(error.code(), error.to_string())
 }
 
 fn no_room(text: &str) -> ApiError {

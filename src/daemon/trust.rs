@@ -89,13 +89,9 @@ impl Owner {
         trusted: bool,
     ) -> Result<types::TrustChanged, ApiError> {
         let named = names::full_id(id).map_err(|error| trust_error(&error.into()))?;
-        let (own, wanted) = (self.is_own(&named), wanted.unwrap_or(types::TrustKind::Device));
-        if trusted && own {
-            return Err(ApiError::new(
-                "own_device",
-                "that is this machine, its user or one of its agents: nobody else's",
-                "give an id of the other side",
-            ));
+        let wanted = wanted.unwrap_or(types::TrustKind::Device);
+        if trusted {
+            self.may_be_trusted(&named)?;
         }
         let changed = self.trust.fresh().and_then(|file| match trusted {
             true => file.add(kind(Some(wanted)), id),
@@ -104,6 +100,18 @@ impl Owner {
         let changed = changed.map_err(|error| trust_error(&error))?;
         self.look_at_trust();
         Ok(types::TrustChanged { id: named.hex(), kind: wanted, trusted, changed })
+    }
+
+    /// That an id is not one of ours.
+    pub(super) fn may_be_trusted(&self, id: &DeviceId) -> Result<(), ApiError> {
+        if !self.is_own(id) {
+            return Ok(());
+        }
+        Err(ApiError::new(
+            "own_device",
+            "that is this machine, its user or one of its agents: nobody else's",
+            "give an id of the other side",
+        ))
     }
 
     /// Whether an id is one of ours. A user is: its machines trust each other by its proofs only

@@ -53,6 +53,10 @@ pub(super) enum Done {
     Served(CallId, ServiceOutcome),
     /// A look at the vault that is to be shared: its root.
     Looked(ConnId, RequestId, VaultShareParams, Result<String, ApiError>),
+    /// A connection code was made.
+    CodeMade(ConnId, RequestId, Result<types::TrustCode, ApiError>),
+    /// One was judged: which device it names, and who has signed it.
+    CodeChecked(ConnId, RequestId, Result<(DeviceId, Option<String>), ApiError>),
     /// A payload was read.
     Payload(ConnId, RequestId, DeviceId, Box<VaultCallParams>, Result<String, ApiError>),
 }
@@ -176,6 +180,22 @@ impl Desk {
                 tokio::time::sleep(KEPT_FOR).await;
                 kept.tidy();
             }
+        });
+    }
+
+    /// Works on a connection code. Should a library fail on what a stranger has written, that is an
+    /// answer as well.
+    pub fn code_work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+        told: impl FnOnce(Result<T, ApiError>) -> Done + Send + 'static,
+    ) {
+        let done = self.done.clone();
+        tokio::spawn(async move {
+            let failed = || Err(ApiError::plain("internal", "the code could not be worked on"));
+            let result = tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| failed());
+            // An owner that has ended waits for nothing.
+            let _ = done.send(told(result)).await;
         });
     }
 
@@ -702,6 +722,8 @@ impl Owner {
             Done::Served(call, outcome) => {
                 self.inputs.push_back(Input::ServiceAnswered { call, outcome });
             }
+            Done::CodeMade(conn, id, code) => self.answer(conn, &id, code),
+            Done::CodeChecked(conn, id, checked) => self.code_checked(conn, &id, checked),
             Done::Looked(conn, id, params, Ok(place)) => {
                 let write = params.mode == Some(VaultMode::Write);
                 let reply = OperatorReply::Share(params.name.clone());

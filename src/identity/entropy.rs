@@ -103,6 +103,18 @@ pub fn draw<const N: usize>(entropy: &mut dyn Entropy) -> [u8; N] {
     bytes
 }
 
+/// `N` random characters of `0-9a-zA-Z_-`, as ids of the reference have (`rooms.md` 1.1).
+pub fn draw_id<const N: usize>(entropy: &mut dyn Entropy) -> String {
+    const ALPHABET: &[u8; 64] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-";
+    let characters = draw::<N>(entropy);
+    characters
+        .iter()
+        .filter_map(|n| ALPHABET.get(usize::from(n % 64)))
+        .copied()
+        .map(char::from)
+        .collect()
+}
+
 /// A new P-256 device key.
 ///
 /// # Errors

@@ -284,6 +284,40 @@ impl Drop for Document {
     }
 }
 
+/// Reads a file of at most `limit` bytes wherever it is; `None` when there is none.
+///
+/// # Errors
+/// [`FilesError`], permissions judged as `secrecy` asks, on the opened file itself.
+pub fn read(path: &Path, limit: u64, secrecy: Secrecy) -> Result<Option<Content>, FilesError> {
+    // NONBLOCK: opening a FIFO that somebody put there must not hang.
+    let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let file = match OpenOptions::new().read(true).custom_flags(nonblock).open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(io_error("open", path, source)),
+    };
+    let metadata = file.metadata().map_err(|source| io_error("read", path, source))?;
+    if !metadata.is_file() {
+        return Err(FilesError::WrongKind { path: path.into(), expected: "regular file" });
+    }
+    let mode = metadata.mode() & 0o777;
+    let loose = mode & OTHERS != 0;
+    if secrecy == Secrecy::Private {
+        check_owner(path, &metadata)?;
+        if loose {
+            return Err(FilesError::LooseFile { path: path.into(), mode });
+        }
+    }
+    let mut bytes = Zeroizing::new(Vec::new());
+    file.take(limit.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(|source| io_error("read", path, source))?;
+    if bytes.len() as u64 > limit {
+        return Err(FilesError::TooLarge { path: path.into(), limit });
+    }
+    Ok(Some(Content { bytes, stamp: Stamp::of(&metadata), loose }))
+}
+
 /// The base directory: ours alone, mode 0700.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseDir {
@@ -350,34 +384,7 @@ impl BaseDir {
         limit: u64,
         secrecy: Secrecy,
     ) -> Result<Option<Content>, FilesError> {
-        let path = self.file(name);
-        // NONBLOCK: opening a FIFO that somebody put there must not hang.
-        let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
-        let file = match OpenOptions::new().read(true).custom_flags(nonblock).open(&path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(io_error("open", &path, source)),
-        };
-        let metadata = file.metadata().map_err(|source| io_error("read", &path, source))?;
-        if !metadata.is_file() {
-            return Err(FilesError::WrongKind { path, expected: "regular file" });
-        }
-        let mode = metadata.mode() & 0o777;
-        let loose = mode & OTHERS != 0;
-        if secrecy == Secrecy::Private {
-            check_owner(&path, &metadata)?;
-            if loose {
-                return Err(FilesError::LooseFile { path, mode });
-            }
-        }
-        let mut bytes = Zeroizing::new(Vec::new());
-        file.take(limit.saturating_add(1))
-            .read_to_end(&mut bytes)
-            .map_err(|source| io_error("read", &path, source))?;
-        if bytes.len() as u64 > limit {
-            return Err(FilesError::TooLarge { path, limit });
-        }
-        Ok(Some(Content { bytes, stamp: Stamp::of(&metadata), loose }))
+        read(&self.file(name), limit, secrecy)
     }
 
     /// Reads a JSON object, with the file's state.

@@ -2,6 +2,7 @@
 //! Nothing here speaks on a network or reads a clock; `now` and randomness come in.
 
 pub mod certificate;
+pub mod connection_code;
 pub mod device;
 pub mod entropy;
 pub mod files;
@@ -9,6 +10,7 @@ pub mod issuer;
 pub mod keyfile;
 pub mod lock;
 pub mod names;
+pub mod openpgp;
 pub mod petnames;
 pub mod process;
 pub mod slot;

@@ -156,7 +156,7 @@ impl SlotName {
     /// `connection-codes-<harness>--<slug>.json`.
     #[must_use]
     pub fn connection_codes_file(&self) -> String {
-        format!("connection-codes-{}.json", self.base)
+        super::connection_code::ledger_file(&self.base)
     }
 }
 

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::discovery::{Sides, Visibility};
 use super::records::ConsentPolicy;
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
@@ -299,6 +300,11 @@ pub enum Record {
         /// What it said.
         policy: ConsentPolicy,
     },
+    /// How far beacons make this machine known.
+    MeshVisibility {
+        /// To either side.
+        visibility: Sides<Visibility>,
+    },
 }
 
 impl Record {
@@ -324,6 +330,7 @@ impl Record {
             | Self::Sought { agent, .. }
             | Self::SoughtDone { agent, .. } => Some(*agent),
             Self::Start { .. }
+            | Self::MeshVisibility { .. }
             | Self::Copy { .. }
             | Self::CopyDone { .. }
             | Self::Room { .. }

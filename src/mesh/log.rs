@@ -77,6 +77,13 @@ pub const CATALOGUE: &[Spec] = &[
     ),
     ("dial_failed", Level::Debug, &["device", "local", "reason"], "a peer could not be reached"),
     (
+        "mesh_visibility",
+        Level::Info,
+        &["loopback", "network"],
+        "how far beacons make this machine known was changed",
+    ),
+    ("advertised", Level::Info, &["id", "port"], "a name and a port are announced by beacons"),
+    (
         "connection_requested",
         Level::Info,
         &["device"],

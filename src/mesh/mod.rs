@@ -5,6 +5,7 @@
 pub mod checked;
 pub mod delivery;
 pub mod directory;
+pub mod discovery;
 pub mod election;
 pub mod events;
 pub mod first_contact;

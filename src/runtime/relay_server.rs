@@ -12,8 +12,10 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
@@ -24,9 +26,9 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
@@ -525,6 +527,59 @@ impl Allowance {
     }
 }
 
+/// A stream that is read no faster than an allowance in bytes. Below the frames of WebSocket, since
+/// not all of them make a message.
+struct Metered<S> {
+    inner: S,
+    allowance: Allowance,
+    rest: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Metered<S> {
+    fn new(inner: S, bytes: (u64, u64)) -> Self {
+        Self { inner, allowance: Allowance::new(bytes), rest: None }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if let Some(rest) = &mut this.rest {
+            ready!(rest.as_mut().poll(context));
+            this.rest = None;
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut this.inner).poll_read(context, buffer))?;
+        let next = this.allowance.take((buffer.filled().len() - before) as u64);
+        if next > Instant::now() {
+            this.rest = Some(Box::pin(sleep_until(next)));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(context)
+    }
+}
+
 type Reason = &'static str;
 
 async fn serve_link(
@@ -540,6 +595,7 @@ async fn serve_link(
         .max_write_buffer_size(MAX_MESSAGE + 64 * 1024)
         .max_message_size(Some(MAX_MESSAGE))
         .max_frame_size(Some(MAX_MESSAGE));
+    let stream = Metered::new(stream, limits.bytes);
     let socket = WebSocketStream::from_raw_socket(stream, Role::Server, Some(config)).await;
     let id = LinkId(shared.next_link.fetch_add(1, Ordering::Relaxed));
     let bounds = QueueLimits {
@@ -633,7 +689,7 @@ where
     let limits = &shared.options.limits;
     let register_by = Instant::now() + limits.register;
     let mut registered = false;
-    let (mut bytes, mut messages) = (Allowance::new(limits.bytes), Allowance::new(limits.messages));
+    let mut messages = Allowance::new(limits.messages);
     loop {
         let idle = Instant::now() + limits.idle;
         let until = if registered { idle } else { idle.min(register_by) };
@@ -646,7 +702,7 @@ where
         };
         read.frames += 1;
         read.bytes += message.len() as u64;
-        let next = bytes.take(message.len() as u64).max(messages.take(1));
+        let next = messages.take(1);
         let body = match message {
             Message::Binary(body) => body,
             Message::Text(_) => return "text_message",

@@ -98,12 +98,12 @@ impl FirstContact {
         self.port
     }
 
-    /// Sends at once or not at all: datagrams may get lost anyway.
+    /// Sends at once or not at all: datagrams may get lost anyway. An empty one is none.
     pub(super) fn send(&self, group: &[u8], broadcast: &[u8]) {
-        if self.group {
+        if self.group && !group.is_empty() {
             self.send_to(group, GROUP);
         }
-        if self.broadcast {
+        if self.broadcast && !broadcast.is_empty() {
             self.send_to(broadcast, Ipv4Addr::BROADCAST);
         }
     }

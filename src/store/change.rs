@@ -26,6 +26,7 @@ mod kind {
     pub(super) const SHARE_GRANT: u8 = 14;
     pub(super) const CONSENT: u8 = 15;
     pub(super) const SOUGHT: u8 = 16;
+    pub(super) const MESH_VISIBILITY: u8 = 17;
     /// Those that belong to one agent.
     pub(super) const OF_AGENT: [u8; 10] =
         [AGENT, ACKNOWLEDGED, SEEN, MAILBOX, OUTGOING, OPENED, INVITED, ASKED, CONSENT, SOUGHT];
@@ -84,6 +85,7 @@ pub(super) fn changes(record: &Record) -> Vec<Change> {
     let of_agent = |kind: u8, agent: &DeviceId| Key::of(kind).device(agent);
     match record {
         Record::Start { .. } => put(Key::of(START)),
+        Record::MeshVisibility { .. } => put(Key::of(MESH_VISIBILITY)),
         Record::Agent { agent, .. } => put(of_agent(AGENT, agent)),
         Record::AgentGone { agent } => OF_AGENT
             .into_iter()

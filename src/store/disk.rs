@@ -15,6 +15,7 @@ use std::os::unix::fs::{
     DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
 };
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use redb::{
     Builder, CommitError, Database, DatabaseError, ReadableDatabase as _, ReadableTable as _,
@@ -33,6 +34,11 @@ const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
 const FILE: &str = "store.redb";
 const MARK: &str = "store.mark";
+
+/// How files begin that are complete under another name only; six random characters follow.
+const TEMPORARY: &str = ".store";
+/// One that is older belongs to nobody who still writes it: copying the largest store takes less.
+const LEFT_OVER_AFTER: Duration = Duration::from_secs(600);
 
 pub(super) const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
@@ -60,10 +66,10 @@ struct Format {
     steps: &'static [Step],
 }
 
-const FORMAT: Format = Format { version: 2, steps: &[as_it_is] };
+const FORMAT: Format = Format { version: 3, steps: &[as_it_is, as_it_is] };
 
 /// The step to a format that only adds kinds of entries (2: shares, grants, what is
-/// sought, who may begin conversations).
+/// sought, who may begin conversations; 3: how far beacons make the machine known).
 fn as_it_is(_: &WriteTransaction) -> Result<(), StoreError> {
     Ok(())
 }
@@ -166,6 +172,7 @@ impl DiskStore {
             database = open_file(&path)?;
             migrate(&database, &path, version, format)?;
         }
+        clear_left_overs(dir);
         let commits = meta(&database, &path, COMMITS)?;
         let mark = OpenOptions::new()
             .read(true)
@@ -353,7 +360,7 @@ pub(super) fn builder() -> Builder {
 pub(super) fn create(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
     let failed = |error: io::Error| unusable(path, &error);
     let temporary = tempfile::Builder::new()
-        .prefix(".store")
+        .prefix(TEMPORARY)
         .permissions(Permissions::from_mode(0o600))
         .tempfile_in(dir)
         .map_err(failed)?;
@@ -427,7 +434,7 @@ fn keep_copy(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
     }
     let mut from = File::open(path).map_err(failed)?;
     let mut copy = tempfile::Builder::new()
-        .prefix(".store")
+        .prefix(TEMPORARY)
         .permissions(Permissions::from_mode(0o600))
         .tempfile_in(dir)
         .map_err(failed)?;
@@ -435,6 +442,24 @@ fn keep_copy(dir: &Path, path: &Path, version: u64) -> Result<(), StoreError> {
     copy.as_file().sync_all().map_err(failed)?;
     copy.persist(&to).map_err(|error| failed(error.error))?;
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)
+}
+
+/// Removes what processes have left that died while they made a store or a copy of one.
+fn clear_left_overs(dir: &Path) {
+    let is_temporary = |name: &std::ffi::OsStr| {
+        let random = name.to_str().and_then(|name| name.strip_prefix(TEMPORARY));
+        random.is_some_and(|random| random.len() == 6 && !random.contains('.'))
+    };
+    let is_old = |entry: &std::fs::DirEntry| {
+        let changed = entry.metadata().and_then(|meta| meta.modified());
+        changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > LEFT_OVER_AFTER))
+    };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if is_temporary(&entry.file_name()) && is_old(&entry) {
+            // In nobody's way but the disk's: the next start tries again.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 fn migrate(
@@ -550,6 +575,7 @@ mod tests {
     use crate::codec::time::UnixMillis;
     use crate::identity::device::DeviceId;
     use crate::identity::entropy::{Entropy as _, SeededEntropy};
+    use crate::mesh::discovery::{Sides, Visibility};
     use crate::mesh::records::ConsentPolicy;
     use crate::store::MemoryStore;
 
@@ -664,6 +690,7 @@ mod tests {
             Record::Sought { .. } => 27,
             Record::SoughtDone { .. } => 28,
             Record::Consent { .. } => 29,
+            Record::MeshVisibility { .. } => 30,
         }
     }
 
@@ -727,6 +754,9 @@ mod tests {
             },
             Record::SoughtDone { agent, owner, capability: text("c"), path: text("n") },
             Record::Consent { agent, policy: ConsentPolicy::Open },
+            Record::MeshVisibility {
+                visibility: Sides { loopback: Visibility::Quiet, network: Visibility::Dark },
+            },
         ]
     }
 
@@ -742,7 +772,7 @@ mod tests {
         let look = data_encoding::HEXLOWER.encode(&look.finalize());
         // An older commsd must say "newer", and not "damaged", of what it cannot read: whoever comes
         // here because this fails gives FORMAT another version with a step, then notes both here.
-        assert_eq!((FORMAT.version, look.get(..16).unwrap()), (2, "af542dbf22f89816"));
+        assert_eq!((FORMAT.version, look.get(..16).unwrap()), (3, "cc0a0dbdeb5f8a67"));
     }
 
     #[test]
@@ -807,10 +837,10 @@ mod tests {
             Err(StoreError::Busy)
         }
         // A step that fails leaves the old format.
-        let failing = Format { version: FORMAT.version + 1, steps: &[as_it_is, fail] };
+        let failing = Format { version: FORMAT.version + 1, steps: &[as_it_is, as_it_is, fail] };
         assert!(DiskStore::open_as(home.path(), LIMIT, &failing).is_err());
         assert_eq!(open(home.path()).unwrap().1.len(), 2);
-        let next = Format { version: FORMAT.version + 1, steps: &[as_it_is, forget_one] };
+        let next = Format { version: FORMAT.version + 1, steps: &[as_it_is, as_it_is, forget_one] };
         let (store, found) = DiskStore::open_as(home.path(), LIMIT, &next).unwrap();
         assert_eq!(found, vec![mail(2, 1)]);
         drop(store);
@@ -967,6 +997,27 @@ mod tests {
                 false
             }
         }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_nothing_else() {
+        let home = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::now() - 2 * LEFT_OVER_AFTER;
+        for name in
+            [".storeaB3xYz", ".storefresh1", ".store", ".store.notes", "store.redb.format-1"]
+        {
+            let file = File::create(home.path().join(name)).unwrap();
+            if name != ".storefresh1" {
+                file.set_modified(old).unwrap();
+            }
+        }
+        let there = |name: &str| home.path().join(name).exists();
+        drop(open(home.path()).unwrap());
+        assert!(!there(".storeaB3xYz"));
+        assert!(
+            [".storefresh1", ".store", ".store.notes", "store.redb.format-1"].map(there)
+                == [true; 4]
+        );
     }
 
     #[test]
@@ -1131,6 +1182,10 @@ mod tests {
             }),
             (agent(), agent(), text(), text()).prop_map(|(agent, owner, capability, path)| {
                 Record::SoughtDone { agent, owner, capability, path }
+            }),
+            prop_oneof![Just(Visibility::Quiet), Just(Visibility::Dark)].prop_map(|network| {
+                let loopback = Visibility::Discoverable;
+                Record::MeshVisibility { visibility: Sides { loopback, network } }
             }),
         ]
     }

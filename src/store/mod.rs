@@ -22,7 +22,7 @@ pub use committer::{Committer, Report};
 pub use disk::{DEFAULT_LIMIT, DiskStore, Found, Place};
 pub use faulty::{Faults, FaultyStore, Submission};
 pub use memory::{MAX_MEMORY_BYTES, MemoryStore};
-pub use owner::{Kept, OwnerStore};
+pub use owner::{Commit, Kept, OwnerStore};
 
 use crate::mesh::journal::Record;
 

@@ -2,7 +2,8 @@
 //! [`Owner`](crate::acp::owner::Owner) asks to be stored, in the order in which it asked, in one redb
 //! file; keys of tasks are files of their own beside it, so that they can be unlinked (decision 47).
 //!
-//! A commit is one transaction with one sync. A file that cannot be read as a whole is refused.
+//! A commit is one transaction with one sync; it also takes out what there is of forgotten tasks. A
+//! file that cannot be read as a whole is refused.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -10,14 +11,16 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use redb::{Database, ReadableDatabase as _, ReadableTable as _};
+use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, TableError};
 use zeroize::Zeroizing;
 
 use super::disk::{self, ENTRIES, Place};
 use super::{StoreError, disk::unusable};
+use crate::acp::forgotten::{Row, Tombstone};
 use crate::acp::gateway::{StoreSecret, TaskRecord};
 use crate::acp::owner::{OwnerRecord, Stored};
 use crate::acp::value::{Digest, SessionKeyId};
+use crate::codec::time::UnixMillis;
 
 const FILE: &str = "owner.redb";
 const KEYS: &str = "keys";
@@ -25,7 +28,12 @@ const SUFFIX: &str = ".key";
 
 /// Format of the records. Every change of [`OwnerRecord`] that an older commsd could not read makes
 /// a new one.
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
+
+/// What is kept of forgotten tasks: by a task's digest, or under no key the time until when nothing
+/// unknown is taken, two times in ms. New with format 2, under which an older commsd would take a
+/// forgotten proposal again.
+const FORGOTTEN: TableDefinition<'_, &[u8], (u64, u64)> = TableDefinition::new("forgotten");
 
 /// Bytes of the number of a record, with which its key begins; its task's digest follows.
 const NUMBER: usize = 8;
@@ -45,6 +53,23 @@ pub struct Kept {
     pub records: Vec<Stored>,
     /// Keys of tasks.
     pub secrets: Vec<StoreSecret>,
+    /// What is kept of forgotten tasks.
+    pub forgotten: Vec<Row>,
+}
+
+/// What is stored at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Commit<'a> {
+    /// Keys of tasks; before all else.
+    pub secrets: &'a [StoreSecret],
+    /// Records.
+    pub records: &'a [Stored],
+    /// Tasks whose records go.
+    pub forgotten: &'a [Digest],
+    /// What is kept of such tasks.
+    pub rows: &'a [Row],
+    /// Clock: uses of approvals that are over by now go with the tasks.
+    pub now: UnixMillis,
 }
 
 impl OwnerStore {
@@ -68,11 +93,15 @@ impl OwnerStore {
         if found > FORMAT {
             return Err(StoreError::Newer { path, found, known: FORMAT });
         }
+        if found < FORMAT {
+            upgrade(&database, &path)?;
+        }
         let (records, next) = read(&database, &path)?;
+        let forgotten = read_forgotten(&database, &path)?;
         let place = Place::of(&path)?;
         let store = Self { path, place, database, next };
         let secrets = store.secrets(&records)?;
-        Ok((store, Kept { records, secrets }))
+        Ok((store, Kept { records, secrets, forgotten }))
     }
 
     fn keys(&self) -> PathBuf {
@@ -112,15 +141,12 @@ impl OwnerStore {
         Ok(secrets)
     }
 
-    /// Keeps secrets, then records, all of these or none.
+    /// Keeps secrets, then all the rest, or nothing of it.
     ///
     /// # Errors
     /// [`StoreError`]: the owner's state is ahead of what is kept, and must not be used any more.
-    pub fn commit(
-        &mut self,
-        secrets: &[StoreSecret],
-        records: &[Stored],
-    ) -> Result<(), StoreError> {
+    pub fn commit(&mut self, commit: Commit<'_>) -> Result<(), StoreError> {
+        let Commit { secrets, records, forgotten, rows, now } = commit;
         let failed = |error: io::Error| unusable(&self.path, &error);
         for secret in secrets {
             let path = self.keys().join(format!("{}{SUFFIX}", secret.id));
@@ -132,7 +158,7 @@ impl OwnerStore {
         if !secrets.is_empty() {
             File::open(self.keys()).and_then(|dir| dir.sync_all()).map_err(failed)?;
         }
-        if records.is_empty() {
+        if records.is_empty() && forgotten.is_empty() && rows.is_empty() {
             return Ok(());
         }
         let path = self.path.clone();
@@ -148,6 +174,31 @@ impl OwnerStore {
                 table
                     .insert(&key(number, stored.task.as_ref())[..], &value[..])
                     .map_err(|error| disk::storage_failed(&path, error))?;
+            }
+            if !forgotten.is_empty() {
+                let forgotten: BTreeSet<String> = forgotten.iter().map(Digest::to_string).collect();
+                table
+                    .retain(|key, value| match key.get(NUMBER..).unwrap_or_default() {
+                        [] => !is_over(value, now),
+                        task => {
+                            std::str::from_utf8(task).is_ok_and(|task| !forgotten.contains(task))
+                        }
+                    })
+                    .map_err(|error| disk::storage_failed(&path, error))?;
+            }
+        }
+        if !rows.is_empty() {
+            let table = transaction.open_table(FORGOTTEN);
+            let mut table = table.map_err(|error| disk::table_failed(&path, error))?;
+            for (task, kept) in rows {
+                let key = task.as_ref().map(Digest::to_string).unwrap_or_default();
+                let changed = match kept {
+                    Some(kept) => {
+                        table.insert(key.as_bytes(), (kept.proposed_at.0, kept.until.0)).map(drop)
+                    }
+                    None => table.remove(key.as_bytes()).map(drop),
+                };
+                changed.map_err(|error| disk::storage_failed(&path, error))?;
             }
         }
         transaction.commit().map_err(|error| disk::commit_failed(&path, error))?;
@@ -169,6 +220,52 @@ impl OwnerStore {
         }
         Ok(())
     }
+}
+
+/// Whether an owner's record says nothing any more. Only uses of approvals end by themselves; their
+/// beginning tells them apart without reading all of the others.
+fn is_over(value: &[u8], now: UnixMillis) -> bool {
+    value.starts_with(br#"{"of":"approval_used""#)
+        && matches!(
+            serde_json::from_slice(value),
+            Ok(OwnerRecord::ApprovalUsed { used }) if used.until <= now
+        )
+}
+
+/// Makes a file of an older format one of this format: the table that is new in it.
+fn upgrade(database: &Database, path: &Path) -> Result<(), StoreError> {
+    let transaction =
+        database.begin_write().map_err(|error| disk::transaction_failed(path, error))?;
+    transaction.open_table(FORGOTTEN).map_err(|error| disk::table_failed(path, error))?;
+    disk::set_meta(&transaction, path, disk::VERSION, FORMAT)?;
+    transaction.commit().map_err(|error| disk::commit_failed(path, error))
+}
+
+fn read_forgotten(database: &Database, path: &Path) -> Result<Vec<Row>, StoreError> {
+    let transaction =
+        database.begin_read().map_err(|error| disk::transaction_failed(path, error))?;
+    let table = match transaction.open_table(FORGOTTEN) {
+        // Nothing was forgotten yet.
+        Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+        table => table.map_err(|error| disk::table_failed(path, error))?,
+    };
+    let mut rows = Vec::new();
+    for entry in table.iter().map_err(|error| disk::storage_failed(path, error))? {
+        let (key, value) = entry.map_err(|error| disk::storage_failed(path, error))?;
+        let (proposed_at, until) = value.value();
+        let kept = Tombstone { proposed_at: UnixMillis(proposed_at), until: UnixMillis(until) };
+        let task = match key.value() {
+            [] => None,
+            key => {
+                let task = std::str::from_utf8(key).ok().and_then(|text| Digest::parse(text).ok());
+                Some(
+                    task.ok_or_else(|| disk::corrupt(path, "a forgotten task without its digest"))?,
+                )
+            }
+        };
+        rows.push((task, Some(kept)));
+    }
+    Ok(rows)
 }
 
 fn key(number: u64, task: Option<&Digest>) -> Vec<u8> {
@@ -209,6 +306,10 @@ mod tests {
         Stored { task, record: OwnerRecord::Route { route: Route::Mesh { device: n.to_string() } } }
     }
 
+    fn records(records: &[Stored]) -> Commit<'_> {
+        Commit { records, ..Commit::default() }
+    }
+
     fn mode(path: &Path) -> u32 {
         std::fs::metadata(path).unwrap().permissions().mode() & 0o777
     }
@@ -220,8 +321,8 @@ mod tests {
         let (mut store, kept) = OwnerStore::open(&home).unwrap();
         assert!(kept.records.is_empty() && kept.secrets.is_empty());
         let all: Vec<Stored> = (0..20).map(stored).collect();
-        store.commit(&[], &all[..7]).unwrap();
-        store.commit(&[], &all[7..]).unwrap();
+        store.commit(records(&all[..7])).unwrap();
+        store.commit(records(&all[7..])).unwrap();
         assert!(matches!(OwnerStore::open(&home), Err(StoreError::Locked { .. })));
         drop(store);
         assert_eq!(OwnerStore::open(&home).unwrap().1.records, all);
@@ -245,8 +346,10 @@ mod tests {
         let key = SessionKey { session_key_id: named.id.clone(), public_key: Key32([9; 32]) };
         let record = OwnerRecord::Task { record: TaskRecord::OwnKey { key } };
         let record = Stored { task: Some(Digest::of(&1).unwrap()), record };
-        store.commit(&[secret("sk_bbbbbbbbbbbb", 2)], &[]).unwrap();
-        store.commit(std::slice::from_ref(&named), &[record]).unwrap();
+        let unnamed = [secret("sk_bbbbbbbbbbbb", 2)];
+        store.commit(Commit { secrets: &unnamed, ..Commit::default() }).unwrap();
+        let secrets = std::slice::from_ref(&named);
+        store.commit(Commit { secrets, ..records(&[record]) }).unwrap();
         let file = dir.path().join(KEYS).join("sk_aaaaaaaaaaaa.key");
         assert_eq!(mode(&file), 0o600);
         drop(store);
@@ -257,6 +360,49 @@ mod tests {
         store.unlink(std::slice::from_ref(&named.id)).unwrap();
         store.unlink(&[named.id]).unwrap();
         assert!(!file.exists());
+    }
+
+    #[test]
+    fn what_is_forgotten_goes_with_what_is_stored_and_uses_that_are_over_go_with_it() {
+        use crate::acp::approval::Used;
+        use crate::acp::value::ApprovalId;
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = OwnerStore::open(dir.path()).unwrap();
+        let used = |n: u64| {
+            let receipt_id = ApprovalId::parse(&format!("apr_{n:08}")).unwrap();
+            let used = Used { receipt: Digest::of(&n).unwrap(), receipt_id, until: UnixMillis(n) };
+            Stored { task: None, record: OwnerRecord::ApprovalUsed { used } }
+        };
+        let all: Vec<Stored> = (0..20).map(stored).chain([used(5), used(6)]).collect();
+        store.commit(records(&all)).unwrap();
+        let task = |n: u8| Digest::of(&n).unwrap();
+        let kept = Tombstone { proposed_at: UnixMillis(1), until: UnixMillis(2) };
+        let rows = [(Some(task(4)), Some(kept)), (None, Some(kept)), (Some(task(8)), Some(kept))];
+        // The last words of a task that is forgotten come with it.
+        let last = [stored(4), stored(2)];
+        let forgotten = [task(4), task(8)];
+        let now = UnixMillis(5);
+        store.commit(Commit { forgotten: &forgotten, rows: &rows, now, ..records(&last) }).unwrap();
+        let gone = [(Some(task(8)), None)];
+        store.commit(Commit { rows: &gone, ..Commit::default() }).unwrap();
+        drop(store);
+        let (_, found) = OwnerStore::open(dir.path()).unwrap();
+        let stays = |stored: &Stored| ![Some(task(4)), Some(task(8))].contains(&stored.task);
+        let mut wanted: Vec<Stored> = all.into_iter().filter(stays).collect();
+        wanted.retain(|stored| *stored != used(5));
+        wanted.push(stored(2));
+        assert_eq!(found.records, wanted);
+        assert_eq!(found.forgotten, [(None, Some(kept)), (Some(task(4)), Some(kept))]);
+    }
+
+    #[test]
+    fn a_file_of_the_first_format_becomes_one_of_this() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        disk::create(dir.path(), &path, 1).unwrap();
+        let (store, kept) = OwnerStore::open(dir.path()).unwrap();
+        assert!(kept.forgotten.is_empty());
+        assert_eq!(disk::meta(&store.database, &path, disk::VERSION).unwrap(), FORMAT);
     }
 
     #[test]

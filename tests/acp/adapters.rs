@@ -1,15 +1,17 @@
 //! Adapters over real processes: what a run is given, what is taken from it, and what of it is left.
 //! Programs of models are stubs that answer as their public documentation shows.
 
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use commsd::acp::code::Code;
 use commsd::acp::objects::{ExitKind, Isolation, Network, SandboxPolicy, UsageSource};
 use commsd::acp::owner::choose_level;
-use commsd::acp::value::{Count, Seq, TaskId};
+use commsd::acp::value::{Count, Digest, Read as _, Seq, TaskId};
 use commsd::runtime::adapter::{
     Adapter, AdapterKind, AdapterOptions, ApiStyle, Control, Ended, HostKeys, Job, Progress, Ran,
+    ToolUse,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -94,6 +96,7 @@ pub fn job(isolation: Isolation, input: Value) -> Job {
         isolation,
         max_wall_ms: 30_000,
         max_output_bytes: 512 << 10,
+        grants: Vec::new(),
     }
 }
 
@@ -102,14 +105,16 @@ pub struct Handle {
     pub cancel: CancellationToken,
     pub hold: watch::Sender<bool>,
     pub progress: mpsc::Receiver<Progress>,
+    pub tools: mpsc::Receiver<ToolUse>,
 }
 
 pub fn control() -> (Control, Handle) {
     let cancel = CancellationToken::new();
     let (hold, held) = watch::channel(false);
     let (tell, progress) = mpsc::channel(64);
-    let control = Control { cancel: cancel.clone(), hold: held, progress: tell };
-    (control, Handle { cancel, hold, progress })
+    let (used, tools) = mpsc::channel(16);
+    let control = Control { cancel: cancel.clone(), hold: held, progress: tell, tools: used };
+    (control, Handle { cancel, hold, progress, tools })
 }
 
 /// Runs a job to its end, within the hard limit.
@@ -198,6 +203,25 @@ async fn what_is_no_json_or_ends_badly_is_no_output() {
     assert_eq!(output(&run(&count, job(level, large)).await), &json!(2 << 20));
     let larger = json!("x".repeat((2 << 20) - 1));
     assert_eq!(failed(&run(&bench.shell("echo 5"), job(level, larger)).await), Code::TooLarge);
+}
+
+#[tokio::test]
+async fn the_end_of_stderr_is_kept_of_what_failed_however_much_there_was() {
+    let bench = Bench::new();
+    let complaint = async |script: &str| {
+        let ran = run(&bench.shell(script), job(Isolation::Subprocess, Value::Null)).await;
+        (ran.complaint, ran.run.stderr_digest)
+    };
+    let much = "head -c 300000 /dev/zero | tr '\\0' x >&2; echo; echo 'no such page' >&2; exit 3";
+    let (said, digest) = complaint(much).await;
+    let said = said.unwrap();
+    assert!(said.len() <= 2048 && said.ends_with("xno such page"), "{said}");
+    // The digest is over the beginning, as ever.
+    assert_eq!(digest, Some(Digest::of_bytes(&[b'x'; 64 << 10])));
+    let (said, _) = complaint("echo one >&2; echo two >&2; echo no JSON").await;
+    assert_eq!(said.as_deref(), Some("one\ntwo"));
+    assert_eq!(complaint("echo all is well >&2; echo 1").await.0, None);
+    assert_eq!(complaint("exit 1").await.0, None);
 }
 
 #[tokio::test]
@@ -488,6 +512,83 @@ print $status;
     let ran = tokio::time::timeout(HARD_LIMIT, going).await.unwrap().unwrap();
     assert_eq!(output(&ran), &json!(200));
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err(), "the broker lives on");
+}
+
+#[tokio::test]
+async fn a_run_reaches_the_hosts_that_its_order_lists_and_nothing_else() {
+    // The service: says what it hears, in capitals.
+    let service = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = |listener: &std::net::TcpListener| listener.local_addr().unwrap().port();
+    let (listed, unlisted) = (port(&service), port(&other));
+    std::thread::spawn(move || {
+        for stream in service.incoming().take(2) {
+            let mut stream = stream.unwrap();
+            let mut heard = [0; 5];
+            stream.read_exact(&mut heard).unwrap();
+            stream.write_all(&heard.to_ascii_uppercase()).unwrap();
+        }
+    });
+    let program = r#"
+use strict; use Socket; use JSON::PP; use MIME::Base64;
+my ($user, $proxy) = $ENV{HTTPS_PROXY} =~ m{^http://(run:[\w-]{43})\@127\.0\.0\.1:(\d+)$};
+sub reach { my ($port) = @_; socket(my $s, PF_INET, SOCK_STREAM, 0) or die; connect($s, pack_sockaddr_in($port, inet_aton('127.0.0.1'))) or return; return $s; }
+sub through {
+    my ($request, $shown) = @_;
+    my $s = reach($proxy) or return [0, ''];
+    syswrite $s, "$request HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic " . encode_base64($shown, '') . "\r\n\r\n";
+    my $head = '';
+    while ($head !~ /\r\n\r\n/) { sysread($s, $head, 4096, length $head) or last; }
+    my ($status) = $head =~ m{^HTTP/1.1 (\d+)};
+    my $said = '';
+    if ($status == 200) { syswrite $s, 'hello'; sysread $s, $said, 5; }
+    return [$status + 0, $said];
+}
+my $input = decode_json(do { local $/; <STDIN> });
+my ($listed, $unlisted) = ($input->{listed}, $input->{unlisted});
+print encode_json({
+    direct => reach($listed) ? 1 : 0,
+    listed => through("CONNECT 127.0.0.1:$listed", $user),
+    unlisted => through("CONNECT 127.0.0.1:$unlisted", $user),
+    other_name => through("CONNECT localhost:$listed", $user),
+    stranger => through("CONNECT 127.0.0.1:$listed", 'run:' . 'x' x 43),
+    fetched => through("GET http://127.0.0.1:$listed/", $user),
+    proxy => $proxy + 0,
+});
+"#;
+    let bench = Bench::new();
+    let mut options = bench.options(AdapterKind::Command);
+    options.cmd = Some("perl".to_owned());
+    options.extra_args = vec!["-e".to_owned(), program.to_owned()];
+    options.private_hosts = true;
+    let adapter = Adapter::from_options(options.clone()).unwrap();
+    assert_eq!(adapter.profile(1).levels_with_hosts, [Isolation::Kernel]);
+    let mut open = job(Isolation::Kernel, json!({"listed": listed, "unlisted": unlisted}));
+    open.policy.network = Network::Allowlist;
+    open.policy.allow_hosts = Seq::read(json!([format!("127.0.0.1:{listed}")])).unwrap();
+    let ran = run(&adapter, open.clone()).await;
+    let told = output(&ran);
+    assert_eq!(told["direct"], 0);
+    assert_eq!(told["listed"], json!([200, "HELLO"]));
+    assert_eq!(
+        [&told["unlisted"], &told["other_name"], &told["stranger"], &told["fetched"]]
+            .map(|said| said[0].clone()),
+        [403, 403, 407, 405]
+    );
+    // What is attested says so.
+    assert_eq!(ran.run.limits.allow_hosts, open.policy.allow_hosts);
+    assert!(ran.run.runtime.version.contains("network by port number"));
+    let proxy = u16::try_from(told["proxy"].as_u64().unwrap()).unwrap();
+    let gone =
+        async { while tokio::net::TcpStream::connect(("127.0.0.1", proxy)).await.is_ok() {} };
+    tokio::time::timeout(HARD_LIMIT, gone).await.expect("the proxy lives on");
+    // A list leads to no private address unless the worker's owner says so, and without a list there
+    // is no way out.
+    options.private_hosts = false;
+    let adapter = Adapter::from_options(options).unwrap();
+    assert_eq!(output(&run(&adapter, open.clone()).await)["listed"][0], 403);
+    open.policy.network = Network::None;
+    assert!(matches!(run(&adapter, open).await.ended, Ended::Failed { .. }), "no HTTPS_PROXY");
 }
 
 #[tokio::test]

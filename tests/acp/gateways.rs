@@ -173,7 +173,8 @@ fn a_whole_task_by_envelopes() {
         assert!(gateway.spent_keys(UnixMillis(pair.now + day - 60_000)).is_empty());
         assert_eq!(gateway.spent_keys(UnixMillis(pair.now + day)).len(), 1);
         assert!(gateway.spent_keys(UnixMillis(pair.now + day)).is_empty());
-        assert!(gateway.forget(&pair.task) && gateway.task(&pair.task).is_none());
+        let now = UnixMillis(pair.now + day);
+        assert!(gateway.forget(&pair.task, now).is_some() && gateway.task(&pair.task).is_none());
     }
 }
 

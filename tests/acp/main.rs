@@ -24,6 +24,7 @@ mod relay_support;
 mod sandbox;
 mod suites;
 mod support;
+mod tools;
 mod transport;
 mod vectors;
 mod walk;

@@ -9,11 +9,14 @@ use commsd::acp::code::Code;
 use commsd::acp::did::Secret;
 use commsd::acp::gateway::Admission;
 use commsd::acp::objects::*;
-use commsd::acp::owner::{Given, Order, Question};
+use commsd::acp::owner::{Given, MAX_REFUSED, Order, Outcome, Owner, Question};
 use commsd::daemon::acp::delegation::{self, Standing, Watcher};
-use commsd::daemon::acp::{AuditPlan, Local, Office, OfficeError, OfficeOptions, OfficeTask};
+use commsd::daemon::acp::{
+    AuditPlan, Local, Office, OfficeError, OfficeOptions, OfficeTask, owner_dir,
+};
 use commsd::runtime::adapter::{AdapterKind, AdapterOptions};
 use commsd::runtime::clock::unix_now;
+use commsd::store::OwnerStore;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -34,7 +37,7 @@ pub fn command(cmd: &str, isolation: Option<Isolation>) -> AdapterOptions {
     options
 }
 
-struct Silent;
+pub struct Silent;
 
 impl Watcher for Silent {
     fn moved(&self, _: &Standing) {}
@@ -42,7 +45,7 @@ impl Watcher for Silent {
 }
 
 /// As owners order in simulation, by the real clock.
-fn order(worker: u8, input: Value) -> Order {
+pub fn order(worker: u8, input: Value) -> Order {
     Order {
         input,
         output_schema: SchemaText(json!({ "type": "object" })),
@@ -52,35 +55,35 @@ fn order(worker: u8, input: Value) -> Order {
 }
 
 /// An office and how to end it.
-struct Open {
-    office: Office,
+pub struct Open {
+    pub office: Office,
     task: OfficeTask,
     stop: CancellationToken,
 }
 
 impl Open {
-    async fn new(options: OfficeOptions) -> Result<Self, OfficeError> {
+    pub async fn new(options: OfficeOptions) -> Result<Self, OfficeError> {
         let stop = CancellationToken::new();
         let transports = options.transports()?;
         let (office, task) = options.open(transports, stop.clone()).await?;
         Ok(Self { office, task, stop })
     }
 
-    async fn close(self) {
+    pub async fn close(self) {
         self.stop.cancel();
         drop(self.office);
         self.task.await.unwrap().unwrap();
     }
 }
 
-fn alice(dir: &Path, local: &Local) -> OfficeOptions {
+pub fn alice(dir: &Path, local: &Local) -> OfficeOptions {
     let mut options = OfficeOptions::new(key(1), dir.join("state"));
     options.local = local.clone();
     options.audit = AuditPlan { file: Some(dir.join("alice.jsonl")), redact: false };
     options
 }
 
-fn bob(dir: &Path, local: &Local, cmd: &str) -> OfficeOptions {
+pub fn bob(dir: &Path, local: &Local, cmd: &str) -> OfficeOptions {
     let mut options = OfficeOptions::new(key(2), dir.join("state"));
     options.local = local.clone();
     options.audit = AuditPlan { file: Some(dir.join("bob.jsonl")), redact: false };
@@ -90,7 +93,7 @@ fn bob(dir: &Path, local: &Local, cmd: &str) -> OfficeOptions {
     options
 }
 
-async fn patiently<T>(what: impl Future<Output = T>) -> T {
+pub async fn patiently<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
 }
 
@@ -350,4 +353,52 @@ async fn nobody_there_is_said_and_the_offer_is_withdrawn() {
     let all = alice.office.look(|owner| Ok(owner.gateway().tasks().count())).await.unwrap();
     assert_eq!(all, 1);
     alice.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_proposals_leaves_so_much_in_memory_and_on_disk_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::default();
+    let mut options = OfficeOptions::new(key(2), dir.path().join("state"));
+    options.local = local.clone();
+    options.admission = Admission::Anyone;
+    // It takes no work, so every proposal is refused at once.
+    let bob = Open::new(options).await.unwrap();
+    let alice =
+        Open::new(OfficeOptions { audit: AuditPlan::default(), ..alice(dir.path(), &local) })
+            .await
+            .unwrap();
+    let open =
+        |owner: &Owner| owner.gateway().tasks().filter(|(_, log)| !log.view().is_sealed()).count();
+    let all = MAX_REFUSED + 160;
+    for _ in 0..all / 16 {
+        let ordered = alice.office.act(|owner, now, entropy| {
+            let mut all = Outcome::default();
+            for n in 0..16 {
+                all.append(owner.order(order(2, json!({ "n": n })), now, entropy)?.2);
+            }
+            Ok(((), all))
+        });
+        ordered.await.unwrap();
+        let mut told = alice.office.watch();
+        while alice.office.look(move |owner| Ok(open(owner))).await.unwrap() > 0 {
+            let _ = tokio::time::timeout(Duration::from_secs(1), told.recv()).await;
+        }
+    }
+    // Its last look was after the last of them.
+    let kept = bob.office.look(|owner| Ok(owner.gateway().tasks().count())).await.unwrap();
+    assert!((MAX_REFUSED..all).contains(&kept), "{kept}");
+    bob.close().await;
+    alice.close().await;
+    let state = |n: u8| owner_dir(&dir.path().join("state"), key(n).did());
+    let (_, stored) = OwnerStore::open(&state(2)).unwrap();
+    let tasks: std::collections::BTreeSet<_> =
+        stored.records.iter().filter_map(|stored| stored.task).collect();
+    assert_eq!((tasks.len(), stored.forgotten.len()), (kept, all - kept));
+    assert_eq!(std::fs::metadata(state(2).join("checkpoints.jsonl")).unwrap().len(), 0);
+    // The requester made them itself, and keeps them.
+    let (_, stored) = OwnerStore::open(&state(1)).unwrap();
+    let tasks: std::collections::BTreeSet<_> =
+        stored.records.iter().filter_map(|stored| stored.task).collect();
+    assert_eq!(tasks.len(), all);
 }

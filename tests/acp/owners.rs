@@ -5,17 +5,18 @@ use std::collections::BTreeMap;
 
 use commsd::acp::audit::{AuditLog, Status, verify};
 use commsd::acp::code::Code;
+use commsd::acp::forgotten::Row;
 use commsd::acp::gateway::{Admission, StoreSecret};
 use commsd::acp::json::canonical;
 use commsd::acp::log::View;
 use commsd::acp::objects::*;
 use commsd::acp::owner::{
-    Action, Given, Grant, Group, InviteTerms, Note, Noted, Order, Outcome, Owner, OwnerRecord,
-    Profile, Route, Stored, ToolRequest, ask_policy, choose_level,
+    Action, Given, Grant, Group, InviteTerms, KEEP_MS, MAX_REFUSED, Note, Noted, Order, Outcome,
+    Owner, OwnerRecord, Profile, Route, Stored, ToolRequest, ask_policy, choose_level,
 };
 use commsd::acp::run::{Ended, Job, Progress, Ran, RunFacts};
-use commsd::acp::steps;
 use commsd::acp::value::*;
+use commsd::acp::{sign, steps};
 use commsd::codec::time::UnixMillis;
 use commsd::identity::entropy::SeededEntropy;
 use serde_json::{Value, json};
@@ -29,6 +30,8 @@ struct Side {
     n: u8,
     owner: Owner,
     disk: Vec<Stored>,
+    /// What is kept of forgotten tasks.
+    rows: BTreeMap<Option<Digest>, Row>,
     keys: Vec<StoreSecret>,
     auto: Vec<Gate>,
     actions: Vec<Action>,
@@ -41,6 +44,7 @@ impl Side {
             n,
             owner: Self::fresh(n, auto),
             disk: Vec::new(),
+            rows: BTreeMap::new(),
             keys: Vec::new(),
             auto: auto.to_vec(),
             actions: Vec::new(),
@@ -55,7 +59,9 @@ impl Side {
         let policy = ask_policy(key.did(), auto, UnixMillis(START));
         let levels = vec![Isolation::Kernel, Isolation::Subprocess];
         let adapter = Word::parse("sandbox").unwrap();
-        let profile = Profile { adapter, levels, foreign_code: false, max_runs: 2 };
+        let levels_with_hosts = Vec::new();
+        let profile =
+            Profile { adapter, levels, levels_with_hosts, foreign_code: false, max_runs: 2 };
         Owner::new(key, None, policy, Some(profile))
     }
 }
@@ -94,6 +100,9 @@ impl Town {
             assert_eq!(record, stored.record);
             Stored { task: stored.task, record }
         }));
+        side.disk.retain(|stored| stored.task.is_none_or(|task| !out.forgotten.contains(&task)));
+        side.rows.extend(out.rows.into_iter().map(|row| (row.0, row)));
+        side.rows.retain(|_, row| row.1.is_some());
         side.actions.extend(out.actions);
         side.notes.extend(out.notes);
         for send in out.sends {
@@ -156,6 +165,7 @@ impl Town {
         side.owner.admit(Admission::Anyone);
         side.actions.clear();
         side.owner.restore(side.disk.clone(), side.keys.clone(), now).unwrap();
+        side.owner.restore_forgotten(side.rows.values().copied().collect());
         self.with(n, |owner, now, entropy| ((), owner.resume(now, entropy).unwrap()));
     }
 
@@ -231,6 +241,7 @@ fn usage(tokens: Option<u64>) -> Usage {
 fn ran(job: &Job, ended: Ended, now: u64) -> Ran {
     let kind = if ended == Ended::Cancelled { ExitKind::Cancelled } else { ExitKind::Exited };
     Ran {
+        complaint: None,
         ended,
         usage: usage(Some(7)),
         source: UsageSource::Metered,
@@ -275,6 +286,8 @@ pub fn order(worker: u8) -> Order {
         attested: true,
         max_revisions: 0,
         grants: Vec::new(),
+        redelegation: 0,
+        parent: None,
         auto_approve: true,
         group: None,
         labels: Labels::default(),
@@ -432,6 +445,7 @@ fn levels_are_chosen_as_the_manifest_allows() {
     let profile = |levels: &[I], foreign_code| Profile {
         adapter: Word::parse("x").unwrap(),
         levels: levels.to_vec(),
+        levels_with_hosts: vec![I::Kernel],
         foreign_code,
         max_runs: 1,
     };
@@ -449,6 +463,18 @@ fn levels_are_chosen_as_the_manifest_allows() {
     assert_eq!(choose(&[I::None], I::Oci, true, false), Err(Code::IsolationUnavailable));
     assert_eq!(choose(&[I::None], I::None, false, true), Ok(I::None));
     assert_eq!(choose(&[], I::None, true, false), Err(Code::IsolationUnavailable));
+    // Listed hosts are reached at the levels that have a way to them, and never without one.
+    let open = |asked, fallback| {
+        let open = SandboxPolicy { network: Network::Allowlist, ..policy(asked, fallback) };
+        choose_level(&profile(&here, false), &open, false).map_err(|e| e.code())
+    };
+    assert_eq!(open(I::Subprocess, false), Ok(I::Kernel));
+    let shut = Profile { levels_with_hosts: Vec::new(), ..profile(&here, false) };
+    let wanted = SandboxPolicy { network: Network::Allowlist, ..policy(I::Subprocess, true) };
+    assert_eq!(
+        choose_level(&shut, &wanted, false).map_err(|e| e.code()),
+        Err(Code::IsolationUnavailable)
+    );
     // The requester's own code.
     let foreign = |levels: &[I], asked, fallback| {
         let profile = profile(levels, true);
@@ -708,6 +734,7 @@ fn a_tool_of_the_requester_is_used_within_its_grant_and_asked_for() {
     let grant = Grant { capabilities: vec![capability], max_uses: 1, max_depth: 0 };
     let (task, job) = working(&mut town, |order| order.grants = vec![grant]);
     let request = |resource: &str| ToolRequest {
+        call_id: None,
         resource: Resource::parse(resource).unwrap(),
         action: commsd::acp::objects::Action::parse("read").unwrap(),
         arguments: json!({ "page": 1 }),
@@ -725,6 +752,8 @@ fn a_tool_of_the_requester_is_used_within_its_grant_and_asked_for() {
     let first = ask(&mut town);
     town.settle_down(&mut echo);
     assert_eq!(town.question(1).1, Gate::ExternalSend);
+    let about = town.owner(1).questions().next().unwrap().about.clone();
+    assert_eq!(about, ["arguments (10 bytes): {\"page\":1}"]);
     // Sent again while the owner thinks: one question, one run.
     town.now += 6000;
     town.poll(2);
@@ -883,4 +912,212 @@ fn a_crash_anywhere_leaves_a_task_that_ends() {
             town.check([1, 2], &task, Status::Valid);
         }
     }
+}
+
+/// What the owner with this disk sends when it starts again: its proposals, in new envelopes.
+fn proposed_again(town: &mut Town, disk: &[Stored], keys: &[StoreSecret]) -> Vec<Vec<u8>> {
+    let mut old = Side::fresh(1, &[]);
+    let now = UnixMillis(town.now);
+    old.restore(disk.to_vec(), keys.to_vec(), now).unwrap();
+    let out = old.resume(now, &mut town.entropy).unwrap();
+    out.sends.iter().map(|send| canonical(&send.envelope).unwrap()).collect()
+}
+
+/// Hands envelopes to the worker, who does nothing with them.
+fn nothing_comes_of(town: &mut Town, envelopes: Vec<Vec<u8>>) {
+    assert!(!envelopes.is_empty());
+    for bytes in envelopes {
+        let now = UnixMillis(town.now);
+        let Town { sides, entropy, .. } = town;
+        let bob = &mut sides.get_mut(&did(2)).unwrap().owner;
+        let out = bob.receive(&bytes, &Route::Local, now, entropy).unwrap();
+        assert!(out.is_empty(), "{out:?}");
+    }
+}
+
+#[test]
+fn refused_proposals_are_forgotten_and_none_is_taken_again() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let mut first = None;
+    for n in 0..MAX_REFUSED + 80 {
+        let mut strict = order(2);
+        strict.sandbox = steps::sandbox(Isolation::Oci);
+        let task = town.order(1, strict);
+        let alice = town.side(1);
+        first.get_or_insert_with(|| (task, alice.disk.clone(), alice.keys.clone()));
+        town.settle_down(&mut echo);
+        assert_eq!(town.state(2, &task), State::Rejected, "{n}");
+        if n % 20 == 0 {
+            town.poll(2);
+        }
+    }
+    town.poll(2);
+    let kept = town.owner(2).gateway().tasks().count();
+    assert!((MAX_REFUSED..MAX_REFUSED + 80).contains(&kept), "{kept}");
+    // What is on disk is of these tasks, and of no others.
+    let stored: std::collections::BTreeSet<Digest> =
+        town.side(2).disk.iter().filter_map(|stored| stored.task).collect();
+    assert_eq!(stored.len(), kept);
+    assert_eq!(town.side(2).rows.len(), MAX_REFUSED + 80 - kept);
+    let (task, disk, keys) = first.unwrap();
+    assert!(town.owner(2).task(&task).is_none() && town.owner(1).task(&task).is_some());
+    for restarted in [false, true] {
+        if restarted {
+            town.restart(2);
+            town.mail.clear();
+        }
+        let again = proposed_again(&mut town, &disk, &keys);
+        nothing_comes_of(&mut town, again);
+    }
+    // When their offers are over for everybody, nothing is left of them; what was kept goes, too.
+    let again = proposed_again(&mut town, &disk, &keys);
+    town.now += 3_700_000;
+    town.poll(2);
+    assert_eq!((town.side(2).rows.len(), town.owner(2).gateway().tasks().count()), (0, 0));
+    nothing_comes_of(&mut town, again);
+}
+
+#[test]
+fn what_has_ended_is_forgotten_after_a_month_on_both_sides() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let task = town.order(1, order(2));
+    let (disk, keys) = (town.side(1).disk.clone(), town.side(1).keys.clone());
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(2, &task), State::Settled);
+    // A task that is not over stays, however old it is.
+    let mut long = order(2);
+    long.deadline = UnixMillis(START + 3 * KEEP_MS);
+    long.auto_approve = false;
+    long.verify_within_ms = 3 * KEEP_MS;
+    let open = town.order(1, long);
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(1, &open), State::Verified);
+    town.now += KEEP_MS - 60_000;
+    for n in [1, 2] {
+        town.poll(n);
+        assert!(town.owner(n).task(&task).is_some());
+    }
+    town.now += 600_000;
+    for n in [1, 2] {
+        town.poll(n);
+        assert!(town.owner(n).task(&task).is_none(), "{n}");
+        assert!(town.owner(n).task(&open).is_some(), "{n}");
+        assert!(town.side(n).disk.iter().all(|stored| stored.task != Some(task)), "{n}");
+        assert!(town.side(n).rows.is_empty(), "{n}: its offer is over");
+    }
+    let again = proposed_again(&mut town, &disk, &keys);
+    nothing_comes_of(&mut town, again);
+    town.restart(2);
+    assert!(town.owner(2).task(&task).is_none());
+    assert_eq!(town.owner(2).running(), 0);
+}
+
+type Change<'a> = &'a dyn Fn(&mut Order);
+
+/// A part of `parent`, handed on to the third.
+fn part(parent: Digest) -> Order {
+    Order { parent: Some(parent), ..order(3) }
+}
+
+fn hand_on(town: &mut Town, part: Order) -> Result<Digest, (Code, String)> {
+    let now = UnixMillis(town.now);
+    let Town { sides, entropy, .. } = town;
+    let bob = &mut sides.get_mut(&did(2)).unwrap().owner;
+    let done = bob.hand_on(part, now, entropy);
+    let (child, out) = done.map_err(|error| (error.code(), error.path().to_owned()))?;
+    town.emit(2, out);
+    Ok(child)
+}
+
+#[test]
+fn a_worker_hands_a_part_on_within_its_bounds_and_once_its_owner_has_agreed() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT), (3, ACCEPT)]);
+    let capability =
+        |name: &str| commsd::acp::tool::ToolName::parse(name).unwrap().capability().unwrap();
+    let grant = |name: &str, max_uses| Grant {
+        capabilities: vec![capability(name)],
+        max_uses,
+        max_depth: 0,
+    };
+    let (parent, job) = working(&mut town, |order| {
+        order.redelegation = 1;
+        order.grants = vec![grant("mcp:docs/**:read", 4)];
+        order.budget.max_tool_calls = Some(Count::clamped(9));
+    });
+    let within = |part: &mut Order| part.budget.max_tool_calls = Some(Count::clamped(9));
+    let refused: [(Change<'_>, &str); 6] = [
+        (&|part| part.budget.max_tool_calls = None, "/budget"),
+        (&|part| part.deadline = UnixMillis(START + 3_600_001), "/deadlineAt"),
+        (&|part| part.redelegation = 1, "/redelegation/maxDepth"),
+        (&|part| part.attested = false, "/requireExecutionAttestation"),
+        (&|part| part.grants = vec![grant("mcp:docs/a:write", 1)], ""),
+        (&|part| part.grants = vec![grant("mcp:docs-secret/a:read", 1)], ""),
+    ];
+    for (change, member) in refused {
+        let mut loose = part(parent);
+        within(&mut loose);
+        change(&mut loose);
+        let (code, path) = hand_on(&mut town, loose).unwrap_err();
+        assert_eq!((code, path.as_str()), (Code::AttenuationViolation, member));
+    }
+    assert_eq!(town.owner(2).questions().count(), 0);
+
+    let mut first = part(parent);
+    within(&mut first);
+    first.grants = vec![grant("mcp:docs/a/*:read", 100)];
+    let denied = hand_on(&mut town, first.clone()).unwrap();
+    assert_eq!(town.question(2).1, Gate::Redelegation);
+    let about = town.owner(2).questions().next().unwrap().about.clone();
+    assert_eq!(about[0], format!("to {}: a report", did(3)));
+    assert_eq!(about[2], "input (7 bytes): {\"n\":1}");
+    town.settle_down(&mut echo);
+    assert_eq!(town.owner(3).gateway().tasks().count(), 0, "nobody has agreed yet");
+    town.answer(2, Decision::Denied);
+    let fate = town.owner(2).handed_on(&parent, &denied).map_err(|error| error.code());
+    assert_eq!(fate, Err(Code::ApprovalDenied));
+
+    let agreed = hand_on(&mut town, first).unwrap();
+    assert_eq!(town.owner(2).handed_on(&parent, &agreed), Ok(None));
+    town.answer(2, Decision::Approved);
+    let child = town.owner(2).handed_on(&parent, &agreed).unwrap().unwrap();
+    town.settle_down(&mut |n, job| (n == 3).then(|| Ended::Output(job.input.clone())));
+    assert_eq!(town.state(3, &child), State::Settled);
+    let contract = town.view(3, &child).contract().unwrap().clone();
+    assert_eq!(contract.manifest.parent_task_id.as_ref(), Some(town.view(1, &parent).task_id()));
+    let outer = town.view(1, &parent).contract().unwrap().manifest.clone();
+    assert_eq!(contract.manifest.parent_manifest_digest, Some(Digest::of(&outer).unwrap()));
+    assert_eq!(sign::body_digest(&contract).unwrap(), agreed, "what was agreed to was offered");
+    // No more uses than the parent has.
+    assert_eq!(town.view(3, &child).grants()[0].object.limits.max_uses.get(), 4);
+    town.check([2, 3], &child, Status::Valid);
+    // The owner's word stands in the parent's log, on both sides.
+    end(&mut town, &parent, &job, Ended::Output(json!({ "n": 2 })));
+    town.check([1, 2], &parent, Status::Valid);
+    let approvals = town.view(1, &parent);
+    assert_eq!(approvals.state(), Some(State::Settled));
+    let log = town.owner(1).task(&parent).unwrap();
+    let receipts = log.entries().iter().filter(|c| c.entry.event == Event::Approval);
+    let receipts: Vec<_> = receipts.map(|c| log.object(&c.payload[0]).unwrap().clone()).collect();
+    assert_eq!(receipts.len(), 1);
+    assert_eq!(
+        (&receipts[0]["gate"], &receipts[0]["approverDid"]),
+        (&json!("redelegation"), &json!(did(2)))
+    );
+    // Over is over, and what was not allowed is not.
+    assert_eq!(hand_on(&mut town, part(parent)).unwrap_err().0, Code::IllegalTransition);
+    let (plain, _) = working(&mut town, |_| {});
+    let (code, member) = hand_on(&mut town, part(plain)).unwrap_err();
+    assert_eq!((code, member.as_str()), (Code::AttenuationViolation, "/redelegation"));
+}
+
+#[test]
+fn a_part_that_waits_is_not_offered_when_the_whole_is_over() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT), (3, ACCEPT)]);
+    let (parent, job) = working(&mut town, |order| order.redelegation = 1);
+    let child = hand_on(&mut town, part(parent)).unwrap();
+    end(&mut town, &parent, &job, Ended::Output(json!({ "n": 2 })));
+    assert_eq!(town.owner(2).questions().count(), 0);
+    let fate = town.owner(2).handed_on(&parent, &child).map_err(|error| error.code());
+    assert_eq!(fate, Err(Code::IllegalTransition));
+    assert_eq!(town.owner(3).gateway().tasks().count(), 0);
 }

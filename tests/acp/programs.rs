@@ -164,6 +164,26 @@ impl Place {
         ]
     }
 
+    /// Waits for the office of a key: asked before, a command would open one itself, and be in its way.
+    fn office(&self, key: &str) {
+        let seen: Value = serde_json::from_slice(&fs::read(key).unwrap()).unwrap();
+        let did = seen["did"].as_str().unwrap().strip_prefix("did:key:").unwrap();
+        let socket = self.path("home/state/acp").join(did).join("office.sock");
+        self.until("the office", || socket.exists());
+    }
+
+    /// Agrees to the next question of `key`, which is of this gate.
+    fn agree(&self, key: &str, gate: &str) {
+        let mut id = String::new();
+        self.until(gate, || {
+            let waiting = self.json(&["approvals", "list", "--key", key]);
+            let asked = waiting.as_array().unwrap().iter().find(|asked| asked["gate"] == gate);
+            id = asked.map_or_else(String::new, |asked| asked["id"].as_str().unwrap().to_owned());
+            !id.is_empty()
+        });
+        self.good(&["approvals", "approve", &id, "--key", key]);
+    }
+
     fn json(&self, args: &[&str]) -> Value {
         let mut with = args.to_vec();
         with.push("--json");
@@ -303,6 +323,165 @@ fn the_owner_answers_from_another_terminal() {
     let mine = place.json(&["tasks", "--key", &key]);
     let id = mine[0]["taskId"].as_str().unwrap();
     assert_eq!(place.json(&["task", id, "--key", &key])["status"], "SETTLED");
+}
+
+#[test]
+fn work_uses_a_tool_of_the_requester_who_is_asked_each_time() {
+    /// Uses the tool twice, and gives back both answers.
+    const PROGRAM: &str = r#"#!/bin/sh
+use() {
+    curl -s ${TASK_TOOLS_SOCKET:+--unix-socket "$TASK_TOOLS_SOCKET"} \
+        -H "Authorization: Bearer $TASK_TOOLS_TOKEN" "$TASK_TOOLS_URL/v1/tools/call" \
+        -d '{"resource":"mcp:docs/'$1'","action":"read","arguments":{"page":"'$1'"}}'
+}
+echo '{"summary":"","findings":['"$(use one),$(use two)"']}'
+"#;
+    if Command::new("curl").arg("--version").output().is_err() {
+        return;
+    }
+    let place = Place::new();
+    let (_relay, url) = place.relay("0");
+    let program = place.path("program");
+    fs::write(&program, PROGRAM).unwrap();
+    let cmd = format!("/bin/sh {}", program.display());
+    let at = ["--isolation", "subprocess", "--adapter", "command", "--cmd", &cmd, "--auto-accept"];
+    let worker = place.worker(&url, &at);
+    let key = place.text("alice.json");
+    let mut args = place.delegate(&key, &worker.line);
+    let used = place.path("used");
+    let tool = format!("mcp:docs/*:read=tee -a '{}'", used.display());
+    args.extend(["--isolation", "subprocess", "--tool", &tool, "--tool-uses", "3"]);
+    // Who names no command, has none here.
+    let mut without = args.clone();
+    without.extend(["--tool", "mcp:docs/two:read"]);
+    assert_eq!(place.run(&without).status.code(), Some(2));
+    let question = |page: &str| {
+        let mut found = Value::Null;
+        place.until("the question", || {
+            let waiting = place.json(&["approvals", "list", "--key", &key]);
+            found = waiting.get(0).cloned().unwrap_or_default();
+            let about = found["about"][0].as_str().unwrap_or_default();
+            about.contains(page)
+        });
+        assert_eq!(found["gate"], "external_send");
+        found["id"].as_str().unwrap().to_owned()
+    };
+    let delegated = std::thread::scope(|scope| {
+        let delegated = scope.spawn(|| place.json(&args));
+        place.office(&key);
+        place.good(&["approvals", "approve", &question("one"), "--key", &key]);
+        place.good(&["approvals", "deny", &question("two"), "--key", &key]);
+        delegated.join().unwrap()
+    });
+    let findings = &delegated["deliverable"]["findings"];
+    let given =
+        json!({ "resource": "mcp:docs/one", "action": "read", "arguments": { "page": "one" } });
+    assert_eq!(findings[0]["output"], given, "{delegated}");
+    assert_eq!(findings[1]["error"]["code"], "APPROVAL_DENIED");
+    // What was not allowed has not run.
+    let ran: Value = serde_json::from_str(&fs::read_to_string(used).unwrap()).unwrap();
+    assert_eq!(ran, given);
+}
+
+#[test]
+fn a_program_hands_a_part_of_its_task_on_with_a_tool_of_the_requesters() {
+    if Command::new("curl").arg("--version").output().is_err() {
+        return;
+    }
+    let place = Place::new();
+    let (_relay, url) = place.relay("0");
+    let [alice, bob, carol] =
+        ["alice", "bob", "carol"].map(|name| place.text(&format!("{name}.json")));
+    // Carol's work uses the tool, and gives back what it answers.
+    let uses = r#"printf '{"said":%s}' "$(curl -s -H "Authorization: Bearer $TASK_TOOLS_TOKEN" \
+        "$TASK_TOOLS_URL/v1/tools/call" -d '{"resource":"mcp:docs/a","action":"read","arguments":7}')""#;
+    fs::write(place.path("carols"), uses).unwrap();
+    let cmd = format!("/bin/sh {}", place.path("carols").display());
+    place.good(&["keygen", &carol]);
+    let mut at = vec!["worker", "start", "--key", &carol, "--relay", &url, "--auto-accept"];
+    at.extend(["--adapter", "command", "--isolation", "subprocess", "--cmd", &cmd]);
+    let worker = place.start("carol", &at);
+    // Bob's hands all of it on, by the command line, and gives back what comes of it.
+    let hands_on = format!(
+        "printf '{{\"summary\":\"\",\"findings\":[%s]}}' \"$({} acp delegate --json --key {bob} \
+         --state-dir {} --parent $TASK_ID --to {} --title part --tool mcp:docs/a:read --auto-approve)\"",
+        env!("CARGO_BIN_EXE_commsd"),
+        place.path("home/state/acp").display(),
+        worker.line,
+    );
+    fs::write(place.path("bobs"), hands_on).unwrap();
+    let cmd = format!("/bin/sh {}", place.path("bobs").display());
+    let at = ["--isolation", "none", "--adapter", "command", "--cmd", &cmd, "--auto-accept"];
+    let worker = place.worker(&url, &at);
+    let mut args = place.delegate(&alice, &worker.line);
+    let log = place.text("alice.jsonl");
+    args.extend(["--isolation", "none", "--redelegation", "1", "--audit", &log]);
+    args.extend(["--tool", "mcp:docs/**:read=cat", "--tool-uses", "2"]);
+    let done = std::thread::scope(|scope| {
+        let done = scope.spawn(|| place.json(&args));
+        place.agree(&bob, "redelegation");
+        // Each gateway asks its own owner.
+        place.agree(&bob, "external_send");
+        place.office(&alice);
+        place.agree(&alice, "external_send");
+        done.join().unwrap()
+    });
+    let part = &done["deliverable"]["findings"][0];
+    assert_eq!(part["status"], "SETTLED", "{done}");
+    let given = json!({ "resource": "mcp:docs/a", "action": "read", "arguments": 7 });
+    assert_eq!(part["deliverable"], json!({ "said": { "output": given } }), "{done}");
+    assert_eq!(place.json(&["audit-verify", &log])["status"], "VALID");
+    assert!(fs::read_to_string(&log).unwrap().contains("\"gate\":\"redelegation\""));
+    let task = place.json(&["task", part["taskId"].as_str().unwrap(), "--key", &carol]);
+    assert_eq!(task["order"]["parentTaskId"], done["taskId"]);
+}
+
+#[test]
+fn only_the_workers_owner_sees_what_a_program_that_failed_has_said() {
+    let place = Place::new();
+    let (_relay, url) = place.relay("0");
+    let mark = format!("why-{}", std::process::id());
+    let program = place.path("program");
+    fs::write(&program, format!("printf '{mark}\\033[2J\\nsecond' >&2; exit 3\n")).unwrap();
+    let cmd = format!("/bin/sh {}", program.display());
+    let at = ["--isolation", "subprocess", "--adapter", "command", "--cmd", &cmd, "--auto-accept"];
+    let worker = place.worker(&url, &at);
+    let (key, bob) = (place.text("alice.json"), place.text("bob.json"));
+    let mut args = place.delegate(&key, &worker.line);
+    let (state, log) = (place.text("alice"), place.text("alice.jsonl"));
+    args.extend(["--state-dir", &state, "--audit", &log, "--isolation", "subprocess", "--json"]);
+    let failed = place.run(&args);
+    assert_eq!(failed.status.code(), Some(1));
+    let answer: Value = serde_json::from_slice(&failed.stdout).unwrap();
+    assert_eq!(answer["failure"]["code"], "ADAPTER_FAILED");
+    // The worker's owner finds it in the task, and has it on the terminal.
+    let id = answer["taskId"].as_str().unwrap();
+    let task = place.json(&["task", id, "--key", &bob]);
+    assert_eq!(task["stderr"], format!("{mark}\u{1b}[2J\nsecond"));
+    let text = place.good(&["task", id, "--key", &bob]);
+    assert!(text.contains(&format!("\n│ {mark}")) && !text.contains('\u{1b}'), "{text}");
+    let shown = || fs::read_to_string(place.path("worker.err")).unwrap();
+    place.until("the complaint", || shown().contains("\n│ second"));
+    assert!(shown().contains(&format!("│ {mark}")) && !shown().contains('\u{1b}'));
+    // Nothing of it has left the worker.
+    let found = |bytes: &[u8]| bytes.windows(mark.len()).any(|part| part == mark.as_bytes());
+    assert!(!found(&failed.stdout) && !found(&failed.stderr));
+    let mut dirs = vec![place.path("alice"), place.path("relay")];
+    let mut files = vec![place.path("alice.jsonl")];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap().flatten() {
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                dirs.push(entry.path())
+            } else if kind.is_file() {
+                files.push(entry.path())
+            }
+        }
+    }
+    assert!(files.len() > 3, "{files:?}");
+    for file in files {
+        assert!(!found(&fs::read(&file).unwrap()), "{}", file.display());
+    }
 }
 
 #[test]

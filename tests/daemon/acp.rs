@@ -119,6 +119,10 @@ fn work(to: &str, auto_approve: bool) -> AcpCall {
             deadline_at: None,
             budget: None,
             sandbox_policy: None,
+            tools: Vec::new(),
+            tool_uses: None,
+            redelegation: None,
+            parent_task_id: None,
             auto_approve,
             wait_ms: Some(MAX_WAIT_MS),
         },
@@ -470,6 +474,67 @@ async fn calls_end_with_their_clients_and_more_than_fit_are_refused() {
     let call = TaskStatus { task_id, wait_ms: None };
     let task = ask(&daemon, AcpCall::TaskStatus(call)).await.unwrap();
     assert_eq!(task["status"], "PROPOSING", "a task outlives who ordered it");
+}
+
+#[tokio::test]
+async fn the_daemon_grants_the_tools_of_its_configuration_and_runs_no_command_that_is_sent() {
+    /// Uses a tool, and gives back its answer.
+    const PROGRAM: &str = r#"
+use strict; use Socket;
+my ($port) = $ENV{TASK_TOOLS_URL} =~ m{:(\d+)$};
+socket(my $s, PF_INET, SOCK_STREAM, 0) or die;
+connect($s, pack_sockaddr_in($port, inet_aton('127.0.0.1'))) or die;
+my $body = '{"resource":"mcp:docs/a/b","action":"read","arguments":[7]}';
+syswrite $s, "POST /v1/tools/call HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer $ENV{TASK_TOOLS_TOKEN}\r\n" .
+    "content-length: " . length($body) . "\r\nconnection: close\r\n\r\n$body";
+my $answer = do { local $/; <$s> };
+print $answer =~ s/.*\r\n\r\n//sr;
+"#;
+    let place = Place::new().await;
+    std::fs::write(place.path("program.pl"), PROGRAM).unwrap();
+    let cmd = format!("perl {}", place.path("program.pl").display());
+    let (_worker, invite) = place.worker("perl", &cmd, &["--auto-accept"]).await;
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    let config = format!(
+        "acp-relays = [\"{}\"]\n[acp-tools]\n\"mcp:docs/**:read\" = \"/bin/cat\"\n",
+        place.relay
+    );
+    std::fs::write(home.path().join("config.toml"), config).unwrap();
+    let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
+    let granting = |tools: &[&str]| {
+        let AcpCall::DelegateTask(mut call) = work(&invite, true) else { unreachable!() };
+        call.work.tools = tools.iter().map(|tool| (*tool).to_owned()).collect();
+        AcpCall::DelegateTask(call)
+    };
+    for (bad, code) in [("mcp:docs/a:write", "BAD_FIELD"), ("mcp:other:read", "BAD_FIELD")] {
+        let error = ask(&daemon, granting(&[bad])).await.unwrap_err();
+        assert_eq!(error.code, code);
+        assert!(error.message.contains("acp-tools"), "{error:?}");
+    }
+    // A command is the configuration's to name.
+    let sent = ask(&daemon, granting(&["mcp:docs/a:read=/bin/cat"])).await.unwrap_err();
+    assert_eq!(sent.code, "BAD_FIELD");
+    let mut asked = vec!["--home", daemon.home.path().to_str().unwrap(), "acp", "delegate"];
+    asked.extend(["--to", &invite, "--title", "t", "--tool", "mcp:docs/a:read=/bin/cat"]);
+    let refused = soon(commsd(place.dir.path(), &asked).output()).await.unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+
+    let (order, mut told) = order(&daemon, granting(&["mcp:docs/a/*:read"]));
+    let (id, about) = news(&mut told, |news| match news {
+        AcpNews::Asked { id, gate, about, .. } => {
+            assert_eq!(gate, "external_send");
+            Some((id, about))
+        }
+        AcpNews::Moved { .. } | AcpNews::Quiet { .. } => None,
+    })
+    .await;
+    assert_eq!(about, ["arguments (3 bytes): [7]"]);
+    ask(&daemon, AcpCall::Answer(Answer { id, approve: true, reason: String::new() }))
+        .await
+        .unwrap();
+    let done = soon(order).await.unwrap().unwrap();
+    let given = json!({ "resource": "mcp:docs/a/b", "action": "read", "arguments": [7] });
+    assert_eq!(done["deliverable"], json!({ "output": given }), "{done}");
 }
 
 #[tokio::test]

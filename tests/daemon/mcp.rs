@@ -558,7 +558,8 @@ async fn resources_show_what_waits_and_acknowledge_nothing() {
             assert!(value.to_string().contains(&content), "{uri}: {text}");
         }
     }
-    for uri in ["commsd://rooms/nowhere", "test://nothing"] {
+    // No name is not that of the conversation, which has none.
+    for uri in ["commsd://rooms/nowhere", "commsd://rooms/", "test://nothing"] {
         let error = &ann.ask("resources/read", json!({"uri": uri})).await["error"];
         assert_eq!((error["code"].as_i64(), &error["data"]["uri"]), (Some(-32002), &json!(uri)));
     }

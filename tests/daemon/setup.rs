@@ -139,6 +139,12 @@ fn setup_and_remove_leave_every_byte_as_it_was() {
     assert!(text.contains(&format!(
         "\t\t\"agent-comms\": {{\"type\":\"local\",\"command\":[\"{PROGRAM}\",\"mcp\",\"--harness\",\"opencode\"],\"enabled\":true}},\n\t}},\n}}\n"
     )), "{text}");
+    // OpenCode has a file that brings messages, too.
+    let plugin = home.at(".config/opencode/plugin/commsd.js");
+    assert_eq!(lines[2]["plugin"], plugin.display().to_string());
+    let text = fs::read_to_string(&plugin).unwrap();
+    let command = format!("[\"{PROGRAM}\",\"hook\",\"--harness\",\"opencode\"]");
+    assert!(text.contains(&command), "{text}");
     // The copies are what was there.
     let copies = home.snapshot();
     for (file, backup) in [
@@ -165,6 +171,113 @@ fn setup_and_remove_leave_every_byte_as_it_was() {
 }
 
 #[test]
+fn a_projects_files_are_set_up_for_everybody_and_taken_back() {
+    let home = Home::new();
+    for dir in [".claude", ".codex", ".config/opencode", "bin", "p"] {
+        fs::create_dir_all(home.at(dir)).unwrap();
+    }
+    symlink(PROGRAM, home.at("bin/commsd")).unwrap();
+    let claude =
+        home.write("p/.mcp.json", "{\n  \"mcpServers\": {\"x\": {\"command\": \"y\"}}\n}\n");
+    let before = home.snapshot();
+    let missing = home.run(&["setup", "--project", "nowhere", "--json"]);
+    assert_eq!(missing.code, Some(1));
+    assert!(missing.stderr.contains("no_project"), "{}", missing.stderr);
+
+    let ran = home.run(&["setup", "--project", "p", "--json"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stdout);
+    let lines = ran.json()["harnesses"].take();
+    let files: Vec<_> =
+        lines.as_array().unwrap().iter().map(|l| l["file"].as_str().unwrap()).collect();
+    let expected = ["p/.mcp.json", "p/.codex/config.toml", "p/opencode.json"];
+    assert_eq!(files, expected.map(|file| home.at(file).display().to_string()));
+    // The program is found by its name on every machine; nothing of this one is in there.
+    for file in expected {
+        let text = fs::read_to_string(home.at(file)).unwrap();
+        assert!(text.contains("\"commsd\"") && !text.contains(PROGRAM), "{text}");
+    }
+    assert!(fs::read_to_string(&claude).unwrap().contains("{\"command\": \"y\"}"));
+    assert!(!home.at("p/.opencode").exists());
+    assert!(!home.at(".claude.json").exists() && !home.at(".config/opencode/plugin").exists());
+    let again = home.run(&["setup", "--project", "p", "codex", "--json"]);
+    assert_eq!(again.line()["state"], "unchanged");
+    let status = home.run(&["setup", "--project", "p", "--status", "claude-code", "--json"]);
+    assert_eq!(status.line()["programExists"], true);
+
+    assert_eq!(home.run(&["setup", "--project", "p", "--remove"]).code, Some(0));
+    assert_eq!(home.snapshot(), before);
+    // Not on PATH, it is named by where it is.
+    fs::remove_file(home.at("bin/commsd")).unwrap();
+    home.run(&["setup", "--project", "p", "codex"]);
+    assert!(fs::read_to_string(home.at("p/.codex/config.toml")).unwrap().contains(PROGRAM));
+}
+
+#[test]
+fn a_plugin_file_that_somebody_has_changed_stays_and_is_told() {
+    let home = Home::new();
+    fs::create_dir_all(home.at(".config/opencode")).unwrap();
+    assert_eq!(home.run(&["setup"]).code, Some(0));
+    let plugin = home.at(".config/opencode/plugin/commsd.js");
+    let changed = fs::read_to_string(&plugin).unwrap() + "// mine\n";
+    fs::write(&plugin, &changed).unwrap();
+    for args in [&["setup", "--json"][..], &["setup", "--remove", "opencode", "--json"]] {
+        let ran = home.run(args);
+        assert_eq!((ran.code, &ran.line()["error"]["code"]), (Some(1), &json!("plugin_changed")));
+        assert_eq!(fs::read_to_string(&plugin).unwrap(), changed);
+    }
+    assert!(!home.at(".config/opencode/opencode.json").exists(), "the entry has gone all the same");
+}
+
+/// The file for OpenCode, run by Node in OpenCode's place with a hook of which all is known.
+#[test]
+fn opencodes_plugin_brings_what_the_hook_has_and_wakes_a_session() {
+    if Command::new("node").arg("--version").output().is_err() {
+        crate::limits::skipped("there is no node here");
+        return;
+    }
+    let home = Home::new();
+    fs::create_dir_all(home.at(".config/opencode")).unwrap();
+    home.run(&["setup"]);
+    let stub = home.write(
+        "stub",
+        concat!(
+            "#!/bin/sh\n",
+            "read -r told\n",
+            "echo \"$* $told\" >> \"$0.log\"\n",
+            "case \"$* $told\" in\n",
+            "*--wait*) echo 'a message' >&2; exit 2;;\n",
+            "*PostToolUse*) echo '{\"decision\": \"block\", \"reason\": \"urgent\"}';;\n",
+            "*'\"stop_hook_active\":false'*) echo '{\"decision\": \"block\", \"reason\": \"go on\"}';;\n",
+            "esac\n",
+        ),
+    );
+    fs::set_permissions(&stub, fs::Permissions::from_mode(0o755)).unwrap();
+    let text = fs::read_to_string(home.at(".config/opencode/plugin/commsd.js")).unwrap();
+    let stubbed = text.replace(PROGRAM, &stub.display().to_string());
+    let plugin = home.write("plugin.mjs", &stubbed);
+    let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/opencode.mjs");
+    let output = Command::new("node").arg(driver).arg(&plugin).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let seen: Value = serde_json::from_slice(&output.stdout).expect(&said);
+    let part = |text: &str| json!([{"type": "text", "text": text}]);
+    assert_eq!(
+        seen,
+        json!({
+            "exports": 1,
+            "text": {"title": "t", "output": "done\n\nurgent", "metadata": {}},
+            "parts": {"content": [part("done")[0], part("urgent")[0]]},
+            "helper": {"output": "done"},
+            "prompts": [["main", part("go on")], ["main", part("a message")]],
+        })
+    );
+    let log = fs::read_to_string(home.at("stub.log")).unwrap();
+    let calls: Vec<_> = log.lines().collect();
+    assert_eq!(calls.len(), 5, "{log}");
+    assert!(calls.iter().all(|call| call.starts_with("hook --harness opencode")), "{log}");
+    assert!(calls[3].contains("\"stop_hook_active\":true"), "{log}");
+}
+
+#[test]
 fn files_that_were_not_there_are_gone_again() {
     let home = Home::new();
     assert_eq!(home.run(&["setup"]).code, Some(1));
@@ -174,7 +287,7 @@ fn files_that_were_not_there_are_gone_again() {
     assert_eq!(home.run(&["setup", "claude"]).code, Some(0));
     assert_eq!(home.run(&["setup", "opencode"]).code, Some(0));
     let written = home.snapshot();
-    assert_eq!(written.len(), 3);
+    assert_eq!(written.len(), 4);
     assert!(written.values().all(|(mode, _)| mode & 0o777 == 0o600));
     assert_eq!(home.run(&["setup", "--remove"]).code, Some(0));
     assert_eq!(home.snapshot(), BTreeMap::new());

@@ -609,6 +609,32 @@ fn a_hub_that_is_away_is_dialled_with_patience_and_what_waited_arrives() {
 }
 
 #[test]
+fn messages_to_somebody_who_begins_anew_keep_their_order() {
+    let mut world = World::befriended();
+    // The other side loses its session, and all channels in it; nobody is told.
+    world.cut(1, "peer_closed");
+    world.settle();
+    world.dm(0, 1, "first");
+    world.run(3_000);
+    assert_eq!(world.received(1, "first"), 0);
+    world.dm(1, 0, "here I am again");
+    world.run(500);
+    assert_eq!(world.received(0, "here I am again"), 1);
+    world.dm(0, 1, "second");
+    world.run(40_000);
+    let texts: Vec<&str> = world.machines[1]
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            DeliveryEvent::Dm { message } => Some(message.content.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(texts[texts.len() - 2..], ["first", "second"]);
+    assert_eq!((world.received(1, "first"), world.received(1, "second")), (1, 1));
+}
+
+#[test]
 fn a_trace_tells_of_the_hub() {
     let mut world = World::befriended();
     let to = world.machines[1].agent;

@@ -455,6 +455,13 @@ impl TaskLog {
         self.entries.iter().rev().take(2).all(|c| c.entry.countersignature().is_some())
     }
 
+    /// Whether it was accepted, or this side has ordered it: a worker's log of a proposal alone is none.
+    #[must_use]
+    pub fn is_contract(&self) -> bool {
+        self.me == Party::Requester
+            || self.entries.iter().any(|committed| committed.entry.event == Event::Accept)
+    }
+
     fn head(&self) -> Option<Head> {
         let last = self.view.next_seq().checked_sub(1)?;
         Some(Head { seq: Count::clamped(last), digest: self.view.head() })

@@ -1,13 +1,15 @@
 //! The owner's gates (design 9.4): what a policy answers, what waits for a person, and the receipt
 //! that an answer becomes. A receipt is used before the action is taken, for exactly that action.
 
-use super::{Action, Owner, OwnerRecord, Turn};
+use super::handing_on::Child;
+use super::{Action, File, Owner, OwnerRecord, Turn};
 use crate::acp::approval::{self, ASK_TIMEOUT_MS, Attempt};
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::log::{TaskLog, View};
 use crate::acp::objects::{
-    ApprovalPolicy, ApprovalReceipt, Decision, Gate, GatePolicies, GatePolicy, Target,
+    ApprovalPolicy, ApprovalReceipt, Decision, Gate, GatePolicies, GatePolicy, Network, Target,
+    ToolCall,
 };
 use crate::acp::steps;
 use crate::acp::value::{Digest, TaskId, Time};
@@ -53,6 +55,13 @@ impl Question {
         digits.chars().take(ID_DIGITS).collect()
     }
 
+    /// Whether it is about handing this child contract on.
+    #[must_use]
+    pub fn asks_about_child(&self, child: &Digest) -> bool {
+        matches!(&self.target, Target::Redelegation { child_contract_digest, .. }
+            if child_contract_digest == child)
+    }
+
     /// Which gate it is.
     #[must_use]
     pub const fn gate(&self) -> Gate {
@@ -84,7 +93,7 @@ pub(super) enum Answer {
 const MAX_SHOWN: usize = 600;
 
 /// What the owner has to know for an answer.
-fn about(log: &TaskLog, target: &Target) -> Vec<String> {
+fn about(log: &TaskLog, file: &File, target: &Target) -> Vec<String> {
     let cut = |text: &str| truncate_chars(text, MAX_SHOWN).to_owned();
     let view = log.view();
     let Some(contract) = view.contract() else { return Vec::new() };
@@ -99,11 +108,37 @@ fn about(log: &TaskLog, target: &Target) -> Vec<String> {
                 manifest.deadline_at,
                 manifest.sandbox_policy.isolation.as_str()
             ));
+            if manifest.sandbox_policy.network == Network::Allowlist {
+                let hosts: Vec<&str> =
+                    manifest.sandbox_policy.allow_hosts.iter().map(|host| &**host).collect();
+                lines.push(cut(&format!("may connect to {}", hosts.join(", "))));
+            }
             lines
         }
         Target::FinalAcceptance { .. } => {
             let output = view.deliverable().map(|kept| kept.object.output.to_string());
             output.iter().map(|output| format!("result: {}", cut(output))).collect()
+        }
+        Target::Redelegation { child_contract_digest, .. } => {
+            let child = file.children.get(child_contract_digest);
+            let Some(Child::Waits(waited)) = child else { return Vec::new() };
+            let (order, _) = &**waited;
+            let input = order.input.to_string();
+            vec![
+                format!("to {}: {}", order.worker, cut(&order.title)),
+                cut(&order.description),
+                format!("input ({} bytes): {}", input.len(), cut(&input)),
+                format!("until {}", Time::from(order.deadline)),
+            ]
+        }
+        Target::ExternalSend { arguments_digest, .. } => {
+            let is_it = |call: &&ToolCall| {
+                Digest::of(&call.arguments).is_ok_and(|digest| digest == *arguments_digest)
+            };
+            let call = file.asked_calls.values().map(|call| &**call).find(is_it);
+            let arguments = call.map(|call| call.arguments.to_string());
+            let shown = |text: String| format!("arguments ({} bytes): {}", text.len(), cut(&text));
+            arguments.map(shown).into_iter().collect()
         }
         _ => Vec::new(),
     }
@@ -213,8 +248,8 @@ impl Owner {
     ) -> Result<Option<Given>> {
         let log = self.gateway.task(&task);
         let peer = log.map(TaskLog::peer);
-        let about = log.map(|log| about(log, target)).unwrap_or_default();
         let file = self.files.entry(task).or_default();
+        let about = log.map(|log| about(log, file, target)).unwrap_or_default();
         if let Some(given) = file.answers.remove(&digest) {
             file.questions.remove(&digest);
             return Ok(Some(given));

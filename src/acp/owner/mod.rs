@@ -5,8 +5,10 @@
 //! Sans-I/O: an [`Outcome`] says what to store, to send and to do, in this order. Running work,
 //! asking people and calling tools are somebody else's; their answers come back as inputs.
 
+mod forgetting;
 mod gates;
 mod group;
+mod handing_on;
 mod introductions;
 mod requester;
 mod tools;
@@ -21,6 +23,7 @@ use super::approval::{ApprovalBook, Used};
 use super::capability::UseCounters;
 use super::code::{Code, Error, Result};
 use super::did::{Did, Secret};
+use super::forgotten::Row;
 use super::gateway::{Gateway, Output, StoreSecret, TaskRecord};
 use super::invite::InviteUsed;
 use super::log::{Cx, Effect, TaskLog, View, Wish, rules};
@@ -35,6 +38,7 @@ use super::value::{CallId, Digest, SessionKeyId, TaskId, Word};
 use crate::codec::time::UnixMillis;
 use crate::identity::entropy::Entropy;
 
+pub use forgetting::{KEEP_MS, KEEP_REFUSED_MS, MAX_ENDED, MAX_REFUSED};
 pub use gates::{Given, Question, ask_policy};
 pub use group::Group;
 pub use introductions::{CardTerms, InviteTerms};
@@ -71,6 +75,8 @@ pub struct Profile {
     pub adapter: Word,
     /// Levels of isolation that it can be run at on this machine.
     pub levels: Vec<Isolation>,
+    /// Those of them at which a run can reach the hosts that a manifest lists, and nothing else.
+    pub levels_with_hosts: Vec<Isolation>,
     /// Whether it runs the requester's own code: never below `kernel` then, unless the manifest allows
     /// `subprocess` (decision 50).
     pub foreign_code: bool,
@@ -110,6 +116,11 @@ pub enum OwnerRecord {
     RunBegun {
         /// Of which revision.
         revision: u64,
+    },
+    /// What the work wrote to stderr before it failed: for this owner, and never sent.
+    Complaint {
+        /// The end of it, as the program wrote it.
+        text: String,
     },
     /// A tool call at the requester.
     Call {
@@ -247,6 +258,10 @@ pub struct Outcome {
     pub secrets: Vec<StoreSecret>,
     /// To store in one transaction, in this order.
     pub records: Vec<Stored>,
+    /// Tasks of which nothing stays stored, removed with what is stored.
+    pub forgotten: Vec<Digest>,
+    /// What is kept of such tasks, stored with it.
+    pub rows: Vec<Row>,
     /// To send.
     pub sends: Vec<Send>,
     /// To do.
@@ -263,6 +278,8 @@ impl Outcome {
     pub fn is_empty(&self) -> bool {
         self.secrets.is_empty()
             && self.records.is_empty()
+            && self.forgotten.is_empty()
+            && self.rows.is_empty()
             && self.sends.is_empty()
             && self.actions.is_empty()
             && self.notes.is_empty()
@@ -273,6 +290,8 @@ impl Outcome {
     pub fn append(&mut self, other: Self) {
         self.secrets.extend(other.secrets);
         self.records.extend(other.records);
+        self.forgotten.extend(other.forgotten);
+        self.rows.extend(other.rows);
         self.sends.extend(other.sends);
         self.actions.extend(other.actions);
         self.notes.extend(other.notes);
@@ -314,6 +333,7 @@ struct File {
     tools: ToolDesk,
     meter: QuotaMeter,
     run: Run,
+    complaint: Option<String>,
     level: Option<Isolation>,
     progress: Option<Progress>,
     questions: BTreeMap<Digest, Question>,
@@ -324,6 +344,8 @@ struct File {
     over_budget: bool,
     /// What this owner has said to raises of the budget.
     raises: BTreeMap<Digest, worker::Raise>,
+    /// Parts of the task that are handed on, by their contracts.
+    children: BTreeMap<Digest, handing_on::Child>,
     /// Calls that wait for the owner.
     asked_calls: BTreeMap<CallId, Box<super::objects::ToolCall>>,
     /// Calls of this side's work that wait for the requester.
@@ -355,6 +377,8 @@ pub struct Owner {
     approvals: ApprovalBook,
     counters: UseCounters,
     journal: Option<GatewayEntry>,
+    /// When it is looked for ended tasks that are old.
+    look_at: UnixMillis,
 }
 
 impl Owner {
@@ -376,6 +400,7 @@ impl Owner {
             approvals: ApprovalBook::new(),
             counters: UseCounters::new(),
             journal: None,
+            look_at: UnixMillis(0),
         }
     }
 
@@ -431,10 +456,16 @@ impl Owner {
             OwnerRecord::Route { route } => file.route = Some(route),
             OwnerRecord::Ordered { order } => file.order = Some(*order),
             OwnerRecord::RunBegun { .. } => file.run = Run::Lost,
+            OwnerRecord::Complaint { text } => file.complaint = Some(text),
             OwnerRecord::Call { record } => file.tools.restore(record, &mut self.counters),
             _ => return Err(unfit()),
         }
         Ok(())
+    }
+
+    /// Takes back what was stored of forgotten tasks.
+    pub fn restore_forgotten(&mut self, rows: Vec<Row>) {
+        rows.into_iter().for_each(|row| self.gateway.forgotten.restore(row));
     }
 
     /// After a start, once leftovers of runs are gone: sends again what waits, asks every peer where
@@ -500,7 +531,8 @@ impl Owner {
         }
         self.approvals.prune(now);
         self.gateway.revocations.prune(now);
-        turn.out.spent = self.gateway.spent_keys(now);
+        self.forget_ended(&mut turn);
+        turn.out.spent.extend(self.gateway.spent_keys(now));
         Ok(turn.out)
     }
 
@@ -514,7 +546,7 @@ impl Owner {
             let progress = progress.map(|log| log.view().progress_from());
             questions.chain(calls).chain(progress).chain(file.held_until)
         });
-        files.chain(self.gateway.next_poll()).min()
+        files.chain(self.gateway.next_poll()).chain(self.next_forgetting()).min()
     }
 
     // What may be read.
@@ -572,6 +604,12 @@ impl Owner {
         self.files.values().flat_map(|file| file.questions.values())
     }
 
+    /// The end of what the work of a task wrote to stderr before it failed here: the program's words.
+    #[must_use]
+    pub fn complaint(&self, task: &Digest) -> Option<&str> {
+        self.files.get(task).and_then(|file| file.complaint.as_deref())
+    }
+
     /// The way to the peer of a task.
     #[must_use]
     pub fn route(&self, task: &Digest) -> Option<&Route> {
@@ -593,6 +631,7 @@ impl Owner {
             file.answers.clear();
             file.asked_calls.clear();
         }
+        self.drop_children(task);
         self.stop(task, turn);
     }
 

@@ -7,12 +7,13 @@ use super::gates::Answer;
 use super::group::Group;
 use super::worker::exceeded;
 use super::{File, Owner, OwnerRecord, Route, Turn, contract};
+use crate::acp::approval::ASK_TIMEOUT_MS;
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::log::View;
 use crate::acp::objects::{
     ApprovalPolicy, Budget, Capability, CapabilityLimits, CapabilityToken, Gate, Redelegation,
-    SandboxPolicy, SchemaText, State, TaskManifest, Verification,
+    SandboxPolicy, SchemaText, State, TaskContract, TaskManifest, Verification,
 };
 use crate::acp::sign::{Role, Signature, Signed as _};
 use crate::acp::value::{
@@ -73,6 +74,10 @@ pub struct Order {
     pub max_revisions: u64,
     /// What may be used through this gateway.
     pub grants: Vec<Grant>,
+    /// How often the work may be handed on, one behind the other.
+    pub redelegation: u64,
+    /// The task of this worker's that it is a part of, by its key.
+    pub parent: Option<Digest>,
     /// Whether the result is taken by policy once it passes (`--auto-approve`).
     pub auto_approve: bool,
     /// The group of workers that are given the same work.
@@ -90,6 +95,16 @@ pub struct Ordered {
     pub policy: Option<ApprovalPolicy>,
     /// The group that it is part of.
     pub group: Option<Group>,
+    /// The task of this worker's that it is a part of.
+    #[serde(default)]
+    pub parent: Option<Digest>,
+}
+
+/// An order that is ready to be offered.
+#[derive(Clone, Debug)]
+pub(super) struct Prepared {
+    pub(super) contract: TaskContract,
+    tokens: Vec<Value>,
 }
 
 /// Objects of the protocol are read strictly, also from the store.
@@ -128,16 +143,26 @@ impl Owner {
         entropy: &mut dyn Entropy,
     ) -> Result<(Digest, TaskId, super::Outcome)> {
         let mut turn = Turn::new(now, entropy);
+        if order.parent.is_some() {
+            return Err(Error::new(Code::BadField, "a part of a task is handed on"));
+        }
+        let prepared = self.prepare(&order, &mut turn)?;
+        let (task, task_id) = self.propose(order, prepared, &mut turn)?;
+        Ok((task, task_id, turn.out))
+    }
+
+    /// The contract of an order, with what it grants.
+    pub(super) fn prepare(&self, order: &Order, turn: &mut Turn<'_>) -> Result<Prepared> {
         if order.worker == self.did() {
             return Err(Error::new(Code::BadField, "the worker is the requester itself"));
         }
-        let manifest = self.manifest(&order, &mut turn)?;
+        let manifest = self.manifest(order, turn)?;
         verify::check_manifest(&manifest)?;
         verify::check_input(&manifest, &order.input)?;
-        let task_id = manifest.task_id.clone();
         let mut tokens = Vec::new();
         for grant in &order.grants {
-            tokens.push(self.token(&task_id, order.worker, grant, order.deadline, &mut turn)?);
+            let (task_id, deadline) = (&manifest.task_id, order.deadline);
+            tokens.push(self.token(task_id, order.worker, grant, deadline, turn)?);
         }
         let digests = tokens.iter().map(Digest::of).collect::<Result<Vec<_>>>()?;
         let tokens = tokens
@@ -145,11 +170,23 @@ impl Owner {
             .map(serde_json::to_value)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| Error::new(Code::BadField, "no JSON form"))?;
-        let until = Time::from(turn.now).plus(OFFER_MS).min(manifest.deadline_at);
-        let key = self.key.clone();
-        let mut cx = Self::cx(&key, &mut turn);
-        let contract =
-            steps::contract(&mut cx, manifest, order.worker, order.invite.clone(), digests, until)?;
+        // Before a part of a task is offered, the owner may think about it.
+        let thinking = if order.parent.is_some() { ASK_TIMEOUT_MS } else { 0 };
+        let until = Time::from(turn.now).plus(OFFER_MS + thinking).min(manifest.deadline_at);
+        let mut cx = Self::cx(&self.key, turn);
+        let invite = order.invite.clone();
+        let contract = steps::contract(&mut cx, manifest, order.worker, invite, digests, until)?;
+        Ok(Prepared { contract, tokens })
+    }
+
+    /// Offers an order.
+    pub(super) fn propose(
+        &mut self,
+        order: Order,
+        prepared: Prepared,
+        turn: &mut Turn<'_>,
+    ) -> Result<(Digest, TaskId)> {
+        let Prepared { contract, tokens } = prepared;
         let output = self.gateway.propose(
             &contract,
             order.input,
@@ -165,17 +202,19 @@ impl Owner {
             policy.created_at = Time::from(turn.now);
             policy
         });
-        let ordered = Ordered { policy, group: order.group };
+        let ordered = Ordered { policy, group: order.group, parent: order.parent };
         turn.out.of(task, OwnerRecord::Route { route: order.route.clone() });
         turn.out.of(task, OwnerRecord::Ordered { order: Box::new(ordered.clone()) });
         let file = File { route: Some(order.route), order: Some(ordered), ..File::default() };
         self.files.insert(task, file);
-        self.take(output, &mut turn);
-        self.join_group(task, &mut turn);
-        Ok((task, task_id, turn.out))
+        self.take(output, turn);
+        self.join_group(task, turn);
+        Ok((task, contract.task_id))
     }
 
     fn manifest(&self, order: &Order, turn: &mut Turn<'_>) -> Result<TaskManifest> {
+        let parent = order.parent.map(|parent| self.view(&parent)).transpose()?;
+        let parent = parent.as_ref().map(contract).transpose()?.map(|contract| &contract.manifest);
         TaskManifest {
             task_id: TaskId::draw(turn.entropy),
             title: order.title.clone(),
@@ -192,10 +231,13 @@ impl Owner {
             require_execution_attestation: order.attested,
             budget: order.budget.clone(),
             sandbox_policy: order.sandbox.clone(),
-            redelegation: Redelegation { allowed: false, max_depth: Int::new(0)? },
+            redelegation: Redelegation {
+                allowed: order.redelegation > 0,
+                max_depth: Int::new(order.redelegation)?,
+            },
             max_revisions: Int::new(order.max_revisions)?,
-            parent_task_id: None,
-            parent_manifest_digest: None,
+            parent_task_id: parent.map(|parent| parent.task_id.clone()),
+            parent_manifest_digest: parent.map(Digest::of).transpose()?,
             metadata: order.labels.clone(),
             signature: Signature::blank(Role::Requester, self.did()),
         }

@@ -30,6 +30,8 @@ const MAX_OPEN_CALLS: usize = 64;
 /// What work asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolRequest {
+    /// The call's id, where the work has one of its own; with another call's it is refused.
+    pub call_id: Option<CallId>,
     /// What is used; exact.
     pub resource: Resource,
     /// How.
@@ -49,8 +51,8 @@ impl Owner {
     /// The work of a task asks for a tool. The answer comes as [`Action::ToolAnswered`].
     ///
     /// # Errors
-    /// `CAPABILITY_NOT_GRANTED` when no token of the task names this; `ILLEGAL_TRANSITION`,
-    /// `RATE_LIMITED`.
+    /// `CAPABILITY_NOT_GRANTED` when no token of the task names this; `CALL_ID_REUSED`,
+    /// `ILLEGAL_TRANSITION`, `RATE_LIMITED`.
     pub fn request_tool(
         &mut self,
         task: &Digest,
@@ -66,9 +68,12 @@ impl Owner {
         if file.open_calls.len() >= MAX_OPEN_CALLS {
             return Err(Error::new(Code::RateLimited, "too many tool calls wait for an answer"));
         }
+        if request.call_id.as_ref().is_some_and(|id| file.open_calls.contains_key(id)) {
+            return Err(Error::new(Code::CallIdReused, "another call has this id"));
+        }
         let at = Time::from(now);
         let call = ToolCall {
-            call_id: CallId::draw(turn.entropy),
+            call_id: request.call_id.unwrap_or_else(|| CallId::draw(turn.entropy)),
             task_id: view.task_id().clone(),
             contract_digest,
             caller_did: self.did(),
@@ -151,21 +156,20 @@ impl Owner {
                 action: call.action.clone(),
                 arguments_digest: Digest::of(&call.arguments)?,
             };
+            let id = &call.call_id;
             let file = self.files.entry(task).or_default();
-            let full = file.asked_calls.len() >= MAX_OPEN_CALLS;
-            match self.gate(task, &view, &target, turn)? {
-                Answer::Yes(_) => {}
-                Answer::No(_) => {
-                    return Err(Error::new(Code::ApprovalDenied, "the owner did not allow this"));
-                }
-                Answer::Wait if full => {
-                    return Err(Error::new(Code::RateLimited, "too many calls wait for the owner"));
-                }
-                Answer::Wait => {
-                    let file = self.files.entry(task).or_default();
-                    file.asked_calls.insert(call.call_id.clone(), Box::new(call.clone()));
-                    return Ok(());
-                }
+            if file.asked_calls.len() >= MAX_OPEN_CALLS && !file.asked_calls.contains_key(id) {
+                return Err(Error::new(Code::RateLimited, "too many calls wait for the owner"));
+            }
+            // Before the owner is asked, who is shown what is called.
+            file.asked_calls.insert(id.clone(), Box::new(call.clone()));
+            let answer = self.gate(task, &view, &target, turn);
+            if matches!(answer, Ok(Answer::Wait)) {
+                return Ok(());
+            }
+            self.files.entry(task).or_default().asked_calls.remove(id);
+            if let Answer::No(_) = answer? {
+                return Err(Error::new(Code::ApprovalDenied, "the owner did not allow this"));
             }
         }
         let file = self.files.entry(task).or_default();

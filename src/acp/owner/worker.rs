@@ -6,8 +6,8 @@ use crate::acp::approval::ASK_TIMEOUT_MS;
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::log::{TaskLog, View, Wish};
 use crate::acp::objects::{
-    Event, Isolation, Party, SandboxPolicy, State, Target, TaskContract, Usage, UsageReceipt,
-    UsageSource,
+    Event, Isolation, Network, Party, SandboxPolicy, State, Target, TaskContract, Usage,
+    UsageReceipt, UsageSource,
 };
 use crate::acp::quota::Alarm;
 use crate::acp::run::{Ended, Job, Progress, Ran};
@@ -37,7 +37,11 @@ pub fn choose_level(
         (true, true) => Isolation::Subprocess,
         (true, false) => Isolation::Kernel,
     };
-    let levels = || profile.levels.iter().copied().filter(|level| level.is_at_least(lowest));
+    let (usable, out) = match policy.network {
+        Network::None => (&profile.levels, ""),
+        Network::Allowlist => (&profile.levels_with_hosts, " with a way to listed hosts"),
+    };
+    let levels = || usable.iter().copied().filter(|level| level.is_at_least(lowest));
     // The weakest of those that are strong enough: what was asked for, if it is there.
     if let Some(level) = levels().filter(|level| level.is_at_least(policy.isolation)).max() {
         return Ok(level);
@@ -47,7 +51,7 @@ pub fn choose_level(
         || {
             let has: Vec<&str> = levels().map(Isolation::as_str).collect();
             let text = format!(
-                "the order asks for isolation {}, and this worker has {}",
+                "the order asks for isolation {}{out}, and this worker has {}",
                 policy.isolation.as_str(),
                 if has.is_empty() { "none that it may use for it".into() } else { has.join(", ") },
             );
@@ -95,6 +99,10 @@ impl Owner {
         let ended = self.gateway.task(task).is_none_or(|log| log.view().is_sealed());
         if let Some(file) = self.files.get_mut(task) {
             file.progress = None;
+            if let Some(text) = ran.complaint.clone() {
+                file.complaint = Some(text.clone());
+                turn.out.of(*task, OwnerRecord::Complaint { text });
+            }
             file.run = if ended { Run::None } else { Run::Over(Box::new(ran)) };
         }
         self.consider(*task, &mut turn);
@@ -105,7 +113,12 @@ impl Owner {
     /// Runs of this process.
     #[must_use]
     pub fn running(&self) -> usize {
-        self.files.values().filter(|file| matches!(file.run, Run::Running { .. })).count()
+        self.files.keys().filter(|task| self.is_running(task)).count()
+    }
+
+    /// Whether a task has a run of this process.
+    pub(super) fn is_running(&self, task: &Digest) -> bool {
+        self.files.get(task).is_some_and(|file| matches!(file.run, Run::Running { .. }))
     }
 
     pub(super) fn worker_step(
@@ -119,7 +132,12 @@ impl Owner {
         match state {
             State::Proposed if idle => self.consider_offer(task, view, turn),
             State::Accepted if idle => self.consider_start(task, turn),
-            State::InProgress => self.go_on(task, view, idle, turn),
+            State::InProgress => {
+                if self.offer_children(task, view, turn) {
+                    return Ok(true);
+                }
+                self.go_on(task, view, idle, turn)
+            }
             State::Cancelling => self.stop_or_confirm(task, view, idle, turn),
             _ => Ok(false),
         }
@@ -282,6 +300,7 @@ impl Owner {
             isolation: level,
             max_wall_ms: limit(manifest.budget.max_wall_time_ms, MAX_WALL_MS).min(left),
             max_output_bytes: limit(manifest.budget.max_output_bytes, MAX_OUTPUT_BYTES),
+            grants: view.grants().iter().map(|kept| kept.object.clone()).collect(),
         };
         let file = self.files.entry(task).or_default();
         file.run = Run::Running { held: false, stopping: false };

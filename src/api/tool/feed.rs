@@ -65,6 +65,11 @@ impl Urgency {
     }
 }
 
+/// Whether an event is about the agent that it comes to.
+pub(crate) fn is_own(event: &Event) -> bool {
+    event.body.get("own") == Some(&Value::Bool(true))
+}
+
 /// What an event is to a model: messages by their sender's hint; without one a direct message, a
 /// question, and a room's message that speaks to the agent at once; everything else is news
 /// (`rooms.md` 5.3, decision 142).
@@ -75,7 +80,7 @@ pub fn urgency(event: &Event) -> Urgency {
             "followUp" => Urgency::FollowUp,
             "info" => Urgency::Info,
             // What one says to oneself wakes nobody.
-            _ if event.body.get("own") == Some(&Value::Bool(true)) => Urgency::Info,
+            _ if is_own(event) => Urgency::Info,
             // A room informs; who is spoken to is woken.
             "" if kind == "room_message"
                 && event.body.get("addressed") != Some(&Value::Bool(true)) =>
@@ -190,6 +195,10 @@ fn line(event: &Event) -> String {
             }
         }
         "member_joined" => format!("· {} joined {}", named("agent", "agentName"), get("room")),
+        // Only its owner ends an agent's stay without its own wish.
+        "member_left" if is_own(event) => {
+            format!("· you are no longer in {}: its owner put you out", get("room"))
+        }
         "member_left" => format!("· {} left {}", named("agent", "agentName"), get("room")),
         "member_status" => {
             format!("· {} is {} ({})", named("agent", "agentName"), get("status"), get("room"))
@@ -494,7 +503,11 @@ mod tests {
             [with("steer"), with("followUp"), with("info")],
             [Urgency::Steer, Urgency::FollowUp, Urgency::Info]
         );
-        assert_eq!(urgency(&event(1, json!({"type": "member_left"}))), Urgency::Info);
+        let mut left = event(1, json!({"type": "member_left", "agent": "a1", "room": "r"}));
+        assert_eq!(urgency(&left), Urgency::Info);
+        assert_eq!(block(&left), "· a1 left r");
+        left.body.insert("own".into(), true.into());
+        assert_eq!(block(&left), "· you are no longer in r: its owner put you out");
         let mut own = dm(1, "x");
         own.body.insert("own".into(), true.into());
         assert_eq!(urgency(&own), Urgency::Info);

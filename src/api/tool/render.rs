@@ -11,9 +11,11 @@ use super::feed::frame;
 use super::{Action, Since, ToolResult};
 use crate::api::types::{
     AgentInfo, AgentList, AgentStatus, Answered, ApiError, Delivery, DeliveryStatus, DmAdmitted,
-    DmOpened, DmRevoked, History, MachineName, MeshConnected, MeshGraph, MeshInterfaces,
-    MeshListener, MeshListeners, MeshTrace, MeshVersion, PendingKind, PendingList, Petname,
-    Petnames, Room, RoomList, SendResult, TrustChanged, Trusted, WebUrl, Whoami,
+    DmOpened, DmRevoked, History, MachineName, MeshAdapter, MeshAdvertised, MeshConnected,
+    MeshDiscovered, MeshGraph, MeshInterfaces, MeshListener, MeshListeners, MeshTrace,
+    MeshUnadvertised, MeshVersion, MeshVisibilities, PendingKind, PendingList, Petname, Petnames,
+    Room, RoomList, SendResult, TrustChanged, TrustCode, TrustCodeRedeemed, Trusted, WebUrl,
+    Whoami,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
@@ -250,16 +252,35 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
             });
             done(cut("Addresses of this machine", rows.collect(), "none", "are left out"))
         }
-        Action::GatewayTrust(_) | Action::GatewayUntrust(_) => {
-            let changed: TrustChanged = typed(value)?;
-            let (kind, id) = (changed.kind.as_str(), changed.id);
-            done(match (changed.trusted, changed.changed) {
-                (true, true) => format!("The {kind} {id} is trusted"),
-                (true, false) => format!("The {kind} {id} was trusted already"),
-                (false, true) => format!("The {kind} {id} is not trusted any more"),
-                (false, false) => format!("The {kind} {id} was not trusted"),
+        Action::MeshDiscover(_) => done(discovered(&typed(value)?)),
+        Action::MeshAdvertise(_) => {
+            let made: MeshAdvertised = typed(value)?;
+            let to: Vec<_> = made.adapters.iter().copied().map(adapter).collect();
+            done(format!(
+                "Announcing {} ({}) at port {} to {}, id {}",
+                quoted(&made.name),
+                made.method,
+                made.port,
+                to.join(" and "),
+                made.id
+            ))
+        }
+        Action::MeshUnadvertise(_) => {
+            let gone: MeshUnadvertised = typed(value)?;
+            let id = escape_untrusted(&gone.id);
+            done(match gone.withdrawn {
+                true => format!("{id} is not announced any more"),
+                false => format!("{id} was not announced"),
             })
         }
+        Action::MeshSetVisibility(_) | Action::MeshGetVisibility(_) => {
+            done(mesh_visibility(&typed(value)?))
+        }
+        Action::GatewayGenerateConnectionCode(_) => {
+            connection_code(&typed(value)?).map(|t| (t, false))
+        }
+        Action::GatewayRedeemConnectionCode(_) => done(redeemed(&typed(value)?)),
+        Action::GatewayTrust(_) | Action::GatewayUntrust(_) => done(trust_changed(&typed(value)?)),
         Action::GatewayListTrusted(_) => done(trusted(&typed(value)?)),
         Action::DmAdmit(_) => {
             let admitted: DmAdmitted = typed(value)?;
@@ -401,6 +422,9 @@ fn clause(delivery: &Delivery) -> String {
 
 fn sent_text(target: &str, sent: &SendResult) -> (String, bool) {
     let mut text = format!("Sent to {}: {}", quoted(target), sent.message_id);
+    if sent.deliveries.is_empty() {
+        text.push_str("\nNobody else is in this room now");
+    }
     let open: Vec<String> = sent
         .deliveries
         .iter()
@@ -428,8 +452,97 @@ fn truncate(mut text: String) -> String {
     text
 }
 
+/// What has become of trust in somebody.
+pub fn trust_changed(changed: &TrustChanged) -> String {
+    let (kind, id) = (changed.kind, escape_untrusted(&changed.id));
+    let now = match (changed.trusted, changed.changed) {
+        (true, true) => "is trusted",
+        (true, false) => "was trusted already",
+        (false, true) => "is not trusted any more",
+        (false, false) => "was not trusted",
+    };
+    format!("The {kind} {id} {now}")
+}
+
 /// Who is trusted, by kind.
-fn trusted(list: &Trusted) -> String {
+const fn adapter(adapter: MeshAdapter) -> &'static str {
+    match adapter {
+        MeshAdapter::Loopback => "this machine",
+        MeshAdapter::Network => "the network",
+    }
+}
+
+/// Who was heard, a line each: `host:port`, name, device. What they say of themselves is quoted.
+fn discovered(heard: &MeshDiscovered) -> String {
+    let rows = heard.found.iter().map(|found| {
+        let host = match found.host.contains(':') {
+            true => format!("[{}]", found.host),
+            false => found.host.clone(),
+        };
+        let name = found.name.as_deref().map(|name| format!("  {}", quoted(name)));
+        let device = found.device.as_deref().map(|id| format!("  device {}", escape_untrusted(id)));
+        let ago = found.ago_ms / 1000;
+        format!(
+            "{}:{}{}{}  {ago} s ago",
+            escape_untrusted(&host),
+            found.port,
+            name.unwrap_or_default(),
+            device.unwrap_or_default()
+        )
+    });
+    let head = "Heard lately; nothing of it is proven:";
+    cut(head, rows.collect(), "nobody was heard", "were heard")
+}
+
+/// How far the machine makes itself known.
+fn mesh_visibility(known: &MeshVisibilities) -> String {
+    let note = if known.broadcast { "" } else { " (nothing is sent there: no-broadcast)" };
+    format!(
+        "Visibility: {} on this machine (loopback), {} on the network{note}",
+        known.loopback, known.network
+    )
+}
+
+/// A connection code with the line of JSON that is handed on.
+fn connection_code(code: &TrustCode) -> Result<String, ApiError> {
+    let signed = if code.signature.is_some() { "Signed" } else { "Unsigned" };
+    let until = escape_untrusted(&code.expires_at);
+    let line = code_line(code).map_err(|error| ApiError::plain("internal", error.to_string()))?;
+    Ok(format!(
+        "{signed} code for this agent, to be redeemed once, until {until}. Hand on the next line; \
+         there, it goes into gateway_redeem_connection_code.\n{line}"
+    ))
+}
+
+/// The line that a connection code is handed on as, as agent-comms writes it: without a signature there
+/// is no member for it.
+///
+/// # Errors
+/// What serde_json reports.
+pub fn code_line(code: &TrustCode) -> serde_json::Result<String> {
+    let mut line = serde_json::to_value(code)?;
+    if let Value::Object(members) = &mut line {
+        members.retain(|_, value| !value.is_null());
+    }
+    serde_json::to_string(&line)
+}
+
+/// What a redeemed code has led to.
+pub fn redeemed(code: &TrustCodeRedeemed) -> String {
+    let device = escape_untrusted(&code.device);
+    let trusted = if code.changed { "is trusted" } else { "was trusted already" };
+    match &code.fingerprint {
+        Some(key) => {
+            format!("{device} {trusted}; the code was signed by {}", escape_untrusted(key))
+        }
+        None => format!(
+            "{device} {trusted}; the code was not signed: only its age was checked, not who made it"
+        ),
+    }
+}
+
+/// Who is trusted, by kind.
+pub fn trusted(list: &Trusted) -> String {
     let parts =
         [("Devices", &list.devices), ("Users", &list.principals), ("Machines", &list.machines)];
     if parts.iter().all(|(_, ids)| ids.is_empty()) {
@@ -481,15 +594,19 @@ fn pending(list: PendingList, choose: impl Fn(PendingKind) -> bool, none: &str) 
                 (PendingKind::Mesh, None) => "to connect this machine with its own".to_owned(),
                 (kind, None) => format!("for a {kind}"),
             };
+            // Rooms are answered by path and requester, all else by the request's id.
+            let id = match request.kind {
+                PendingKind::Room | PendingKind::Dm => String::new(),
+                PendingKind::Capability | PendingKind::Mesh => format!("{}  ", request.id),
+            };
             format!(
-                "{}  {}{name} asks {what}, since {}",
-                request.id,
+                "{id}{}{name} asks {what}, since {}",
                 request.requester,
                 String::from(request.at)
             )
         })
         .collect();
-    cut("Waiting for your answer (id, who, what):", rows, none, "wait")
+    cut("Waiting for your answer:", rows, none, "wait")
 }
 
 fn read_room(history: &History, paging: bool) -> String {

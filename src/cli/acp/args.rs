@@ -9,10 +9,12 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 
+use crate::acp::code::Error;
 use crate::acp::did::Did;
 use crate::acp::endpoint::EndpointPolicy;
 use crate::acp::multi::MAX_WORKERS;
 use crate::acp::objects::{Gate, Isolation, RevocationTarget, State};
+use crate::acp::tool::ToolName;
 use crate::acp::validate::Kind;
 use crate::acp::value::{Name, Prose, TaskId, Word};
 
@@ -377,6 +379,15 @@ pub enum Multi {
     Quorum,
 }
 
+/// A tool that work may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantedTool {
+    /// What it is called.
+    pub name: ToolName,
+    /// The command that does it.
+    pub command: Option<String>,
+}
+
 /// `acp delegate`.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct DelegateArgs {
@@ -426,6 +437,34 @@ pub struct DelegateArgs {
     #[arg(long, value_name = "LEVEL",
           value_parser = word_parser(Isolation::ALL, Isolation::as_str, Isolation::parse))]
     pub isolation: Option<Isolation>,
+
+    /// Let the work connect to this host and port, e.g. api.example.com:443, by way of a proxy in
+    /// HTTPS_PROXY; repeat for more, 32 at most. Taken by workers that have the isolation kernel
+    #[arg(long = "allow-host", value_name = "HOST:PORT", num_args = 1)]
+    pub allow_hosts: Vec<String>,
+
+    /// Let the work use a tool of yours; you are asked at every use. With --key
+    /// RESOURCE:ACTION=COMMAND, e.g. 'mcp:docs/**:read=read-doc --plain': the command runs here as you,
+    /// and no shell sees it. Without --key RESOURCE:ACTION, within one of acp-tools in the daemon's
+    /// configuration. Repeat for more
+    #[arg(long = "tool", value_name = "TOOL", num_args = 1, value_parser = granted_tool)]
+    pub tools: Vec<GrantedTool>,
+
+    /// How often the tools may be used, all together [default: 100]
+    #[arg(long, value_name = "N", requires = "tools",
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub tool_uses: Option<u64>,
+
+    /// Let the worker hand work on to others, so many behind each other
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4))]
+    pub redelegation: Option<u64>,
+
+    /// Hand on a part of this task, which you are the worker of and which is in progress: at most what
+    /// was asked of you, with some of the tools that were granted to you, once you have agreed. With
+    /// --key the office of that key is asked
+    #[arg(long, value_name = "TASKID", conflicts_with_all = ["multi", "audit"],
+          value_parser = TaskId::parse)]
+    pub parent: Option<TaskId>,
 
     /// Give the task to all workers
     #[arg(long, value_name = "MODE")]
@@ -748,6 +787,19 @@ fn quorum_size(text: &str) -> Result<NonZeroU16, String> {
     size.ok_or_else(|| format!("a quorum is a number of workers, from 1 to {MAX_WORKERS}"))
 }
 
+/// Reads a tool with its command, or without.
+fn granted_tool(text: &str) -> Result<GrantedTool, Error> {
+    // A resource may hold =, an action not: the command begins behind the first one after the second
+    // colon.
+    let action_at = text.match_indices(':').nth(1).map_or(text.len(), |(at, _)| at);
+    let (resource, rest) = text.split_at(action_at);
+    let (action, command) = match rest.split_once('=') {
+        Some((action, command)) => (action, Some(command.to_owned())),
+        None => (rest, None),
+    };
+    Ok(GrantedTool { name: ToolName::parse(&format!("{resource}{action}"))?, command })
+}
+
 /// Reads a time like 90s, 30m, 12h, 7d; from one second to 30 days.
 fn duration(text: &str) -> Result<Duration, &'static str> {
     const FORM: &str = "a time is a number and s, m, h or d, from 1s to 30d";
@@ -767,6 +819,23 @@ fn duration(text: &str) -> Result<Duration, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tool_has_a_resource_an_action_and_perhaps_a_command() {
+        let tool = granted_tool("mcp:docs/a=b/**:read=cat -n 'x:y=z'").unwrap();
+        assert_eq!(tool.name.to_string(), "mcp:docs/a=b/**:read");
+        assert_eq!(tool.command.as_deref(), Some("cat -n 'x:y=z'"));
+        let tool = granted_tool("net:api.example.com/443:get").unwrap();
+        assert_eq!(
+            (tool.name.to_string().as_str(), tool.command),
+            ("net:api.example.com/443:get", None)
+        );
+        for bad in
+            ["", "read", "mcp:docs", "mcp:docs:", "mcp:../x:read", "mcp:docs:Read=x", "mcp:docs=x"]
+        {
+            assert!(granted_tool(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn times_have_a_unit_and_an_end() {

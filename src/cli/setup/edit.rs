@@ -8,7 +8,7 @@ use super::{jsonc, toml};
 /// The name that the server has in every harness.
 pub(super) const NAME: &str = "agent-comms";
 /// How the program is called, wherever it is.
-const PROGRAM_NAME: &str = "commsd";
+pub(super) const PROGRAM_NAME: &str = "commsd";
 
 /// Why a text is left as it is.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

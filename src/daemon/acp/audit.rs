@@ -138,6 +138,10 @@ impl AuditFiles {
             // The file is completed from the store at the next start.
             Err(error) => super::complain(&error),
         }
+        // Of a proposal that is no contract there is nothing to be proved, and others make them.
+        if !log.is_contract() {
+            return all;
+        }
         if let Ok(line) = checkpoint(log, &self.key, unix_now()).and_then(|at| canonical(&at)) {
             let line = [line, vec![b'\n']].concat();
             all.push(Lines { to: To::Checkpoints, lines: vec![line] });
@@ -175,6 +179,13 @@ impl AuditFiles {
         writer.entries = log.entries().len();
         writer.alone.extend(alone(log, from));
         Ok((!lines.is_empty()).then_some(Lines { to: To::Task(*task), lines }))
+    }
+
+    /// Closes the files of tasks that are forgotten; they stay where they are.
+    pub(super) fn forget(&mut self, tasks: &[Digest]) {
+        for task in tasks {
+            self.open.remove(task);
+        }
     }
 
     /// Appends lines, and waits for the disk: a countersignature leaves only then (design 8.2).

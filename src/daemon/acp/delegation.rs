@@ -57,6 +57,8 @@ pub struct Standing {
     pub output: Option<Value>,
     /// Why it ended badly: code and sentence of the last entry's notice, or of the failed checks.
     pub failure: Option<(Code, String)>,
+    /// The end of what the work wrote to stderr before it failed at this worker: the program's words.
+    pub complaint: Option<String>,
     /// What was used, by the newest receipt.
     pub usage: Option<Value>,
     /// Entries in the log.
@@ -96,6 +98,7 @@ impl Standing {
             progress: view.last_progress().cloned(),
             output: view.deliverable().map(|kept| kept.object.output.clone()),
             failure: failure(log),
+            complaint: owner.complaint(task).map(str::to_owned),
             usage: usage.transpose().unwrap_or_default(),
             entries: view.next_seq(),
             head: view.head(),
@@ -131,6 +134,8 @@ fn order_of(log: &TaskLog) -> Value {
         "sandboxPolicy",
         "verification",
         "maxRevisions",
+        "redelegation",
+        "parentTaskId",
     ];
     let members = shown
         .iter()
@@ -202,12 +207,15 @@ pub async fn delegate(
 ) -> Result<Standing> {
     let mut told = office.watch();
     let worker = order.worker;
-    let (task, _) = office
-        .act(move |owner, now, entropy| {
-            let (task, id, out) = owner.order(order, now, entropy)?;
-            Ok(((task, id), out))
-        })
-        .await?;
+    let task = match order.parent {
+        None => {
+            let ordered = office.act(move |owner, now, entropy| {
+                owner.order(order, now, entropy).map(|(task, _, out)| (task, out))
+            });
+            ordered.await?
+        }
+        Some(parent) => hand_on(office, parent, order, watcher, cancel).await?,
+    };
     let mut wish = Cancelling::new(cancel);
     let tasks = [task];
     let mut unreachable = None;
@@ -249,6 +257,36 @@ pub async fn delegate(
             over = wish.due(office, &tasks) => if over {
                 return office.look(move |owner| Standing::of(owner, &task)).await;
             },
+        }
+    }
+}
+
+/// Hands a part of `parent` on, and waits until this side's owner has agreed.
+async fn hand_on(
+    office: &Office,
+    parent: Digest,
+    order: Order,
+    watcher: &dyn Watcher,
+    cancel: &CancellationToken,
+) -> Result<Digest> {
+    let mut told = office.watch();
+    let child = office.act(move |owner, now, entropy| owner.hand_on(order, now, entropy)).await?;
+    loop {
+        if let Some(task) = office.look(move |owner| owner.handed_on(&parent, &child)).await? {
+            return Ok(task);
+        }
+        tokio::select! {
+            event = told.recv() => match event {
+                Ok(Told::Question(question)) if question.asks_about_child(&child) => {
+                    watcher.asked(&question);
+                }
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return Err(ended()),
+            },
+            () = tokio::time::sleep(LOOK_AGAIN) => {}
+            () = cancel.cancelled() => {
+                return Err(Error::new(Code::Cancelled, "cancelled before it was handed on"));
+            }
         }
     }
 }

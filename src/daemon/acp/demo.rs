@@ -130,6 +130,10 @@ fn work() -> Work {
         deadline_at: None,
         budget: None,
         sandbox_policy: Some(json!({ "isolation": "subprocess" })),
+        tools: Vec::new(),
+        tool_uses: None,
+        redelegation: None,
+        parent_task_id: None,
         auto_approve: true,
         wait_ms: None,
     }
@@ -137,7 +141,7 @@ fn work() -> Work {
 
 fn order(worker: &Office, work: &Work) -> Result<Order> {
     let worker = orders::Worker { did: worker.did(), key: None, invite: None, route: Route::Local };
-    orders::order(work, worker, unix_now())
+    orders::order(work, worker, None, unix_now())
 }
 
 async fn delegate(from: &Office, order: Order) -> Result<Standing> {
@@ -364,6 +368,7 @@ async fn revoked_token(alice: &Office, bob: &Office) -> Result<(String, String)>
         })
         .await?;
     let request = ToolRequest {
+        call_id: None,
         resource: Resource::parse("mcp:docs/a")?,
         action: Verb::parse("read")?,
         arguments: json!({}),
@@ -422,6 +427,7 @@ impl Pair {
         let profile = Profile {
             adapter: Word::parse("command")?,
             levels: vec![Isolation::Oci],
+            levels_with_hosts: Vec::new(),
             foreign_code: false,
             max_runs: 1,
         };
@@ -441,7 +447,7 @@ impl Pair {
         let worker =
             orders::Worker { did: mallory.did(), key: None, invite: None, route: Route::Local };
         let now = unix_now();
-        let order = orders::order(work, worker, now)?;
+        let order = orders::order(work, worker, None, now)?;
         let (task, _, out) = alice.order(order, now, &mut self.entropy)?;
         Ok((task, out))
     }
@@ -491,6 +497,7 @@ impl Pair {
                         denials: Vec::new(),
                     };
                     let ran = Ran {
+                        complaint: None,
                         ended: Ended::Output(job.input.clone()),
                         usage: Usage::unmeasured(),
                         source: UsageSource::Metered,

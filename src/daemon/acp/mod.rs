@@ -35,8 +35,8 @@ use crate::store::StoreError;
 pub use audit::{AuditFiles, AuditPlan};
 pub use mesh::Mesh;
 pub use office::{Furnishing, Office, Told, open};
-pub use setup::{OfficeOptions, owner_dir, read_key, read_tools};
-pub use tools::{Tool, Toolbox};
+pub use setup::{OfficeOptions, owner_dir, read_key};
+pub use tools::{MAX_TOOLS, Tool, Toolbox};
 pub use transports::{Local, Transports};
 
 /// The task of an open office.

@@ -17,13 +17,14 @@ use crate::acp::did::Did;
 use crate::acp::objects::ToolCall;
 use crate::acp::owner::{Action, Note, Noted, Outcome, Owner, Question, Route, ToolRequest};
 use crate::acp::run::{Progress, Ran};
+use crate::acp::tool::ToolName;
 use crate::acp::value::Digest;
 use crate::codec::time::UnixMillis;
 use crate::daemon::logging::{emit, event};
 use crate::identity::entropy::{Entropy, OsEntropy};
-use crate::runtime::adapter::{self, Adapter, Control};
+use crate::runtime::adapter::{self, Adapter, Control, ToolUse};
 use crate::runtime::clock::unix_now;
-use crate::store::OwnerStore;
+use crate::store::{Commit, OwnerStore};
 
 /// Inputs that may wait. Beyond it whoever brings one waits itself: relays keep their mail, runs are
 /// slowed down.
@@ -34,6 +35,9 @@ const MAX_GROUP: usize = 64;
 
 /// What is told to those who watch and are slow; they then look at the state itself.
 const MAX_TOLD: usize = 1024;
+
+/// Uses of tools that wait for the office, per run; each is taken at once.
+const MAX_USES: usize = 16;
 
 /// Reports of progress that wait for the office, per run; the newest counts.
 const MAX_PROGRESS: usize = 16;
@@ -205,6 +209,14 @@ impl Office {
         answer.await.map_err(|_| closed())?
     }
 
+    /// Whether this owner has a tool for everything that `name` names.
+    ///
+    /// # Errors
+    /// `BAD_FIELD` when there is none.
+    pub fn offers(&self, name: &ToolName) -> AcpResult<()> {
+        self.tools.offers(name)
+    }
+
     /// Waits until everything that was to be sent has been taken by a relay or a peer, or given up;
     /// ten seconds at most. What is left is sent after the next start.
     pub async fn flushed(&self) {
@@ -215,6 +227,16 @@ impl Office {
 
 fn closed() -> Error {
     Error::new(Code::RelayUnreachable, "this side of the task is closed, or could not store")
+}
+
+/// A call of a worker's as a request of this side's own work.
+fn request(call: &ToolCall) -> ToolRequest {
+    ToolRequest {
+        call_id: None,
+        resource: call.resource.clone(),
+        action: call.action.clone(),
+        arguments: call.arguments.clone(),
+    }
 }
 
 /// A run that goes on.
@@ -378,20 +400,32 @@ impl Desk {
 
     /// Stores an outcome, then lets it out.
     async fn settle(&mut self, out: Outcome, thens: Vec<Then>) -> Result<(), OfficeError> {
-        let Outcome { secrets, records, sends, actions, notes, spent } = out;
-        let kept = if secrets.is_empty() && records.is_empty() && spent.is_empty() {
+        let Outcome { secrets, records, forgotten, rows, sends, actions, notes, spent } = out;
+        let nothing = secrets.is_empty() && records.is_empty() && spent.is_empty();
+        let kept = if nothing && forgotten.is_empty() && rows.is_empty() {
             Ok(())
         } else {
             let lines = self.audit_lines(&notes);
             let (Some(mut store), Some(mut audit)) = (self.store.take(), self.audit.take()) else {
                 return Err(OfficeError::Closed);
             };
+            if !forgotten.is_empty() {
+                emit(&event("acp_forgotten").with("tasks", forgotten.len()));
+            }
             let (store, audit, kept) = tokio::task::spawn_blocking(move || {
+                let commit = Commit {
+                    secrets: &secrets,
+                    records: &records,
+                    forgotten: &forgotten,
+                    rows: &rows,
+                    now: unix_now(),
+                };
                 let kept = store
-                    .commit(&secrets, &records)
+                    .commit(commit)
                     .map_err(OfficeError::from)
                     .and_then(|()| audit.append(lines))
                     .and_then(|()| Ok(store.unlink(&spent)?));
+                audit.forget(&forgotten);
                 (store, audit, kept)
             })
             .await?;
@@ -469,10 +503,15 @@ impl Desk {
                 let _ = self.office.told.send(Told::Question(*question));
             }
             Action::CallTool { task, call } => {
-                let (tools, inputs) = (Arc::clone(&self.tools), self.office.inputs.clone());
+                let (tools, office) = (Arc::clone(&self.tools), self.office.clone());
+                let parent = self.owner.ordered(&task).and_then(|ordered| ordered.parent);
                 self.jobs.spawn(async move {
-                    let result = tools.call(&call).await;
-                    let _ = inputs.send(Input::Tool(task, call, result)).await;
+                    let result = match parent {
+                        None => tools.call(&call).await,
+                        // A tool of the requester's of the whole, used as this side may use it.
+                        Some(parent) => office.use_tool(parent, request(&call)).await,
+                    };
+                    let _ = office.inputs.send(Input::Tool(task, call, result)).await;
                 });
             }
             Action::ToolAnswered { task, call, result } => {
@@ -488,19 +527,31 @@ impl Desk {
         let (report, mut reports) = mpsc::channel(MAX_PROGRESS);
         let cancel = CancellationToken::new();
         self.runs.insert(task, Running { cancel: cancel.clone(), hold });
-        let inputs = self.office.inputs.clone();
+        let (tools, mut uses) = mpsc::channel::<ToolUse>(MAX_USES);
+        let office = self.office.clone();
         self.jobs.spawn(async move {
-            let run = adapter.run(job, Control { cancel, hold: held, progress: report });
+            let control = Control { cancel, hold: held, progress: report, tools };
+            let run = adapter.run(job, control);
             tokio::pin!(run);
+            // As many as the run may have open; given up with it.
+            let mut using = JoinSet::new();
             let ran = loop {
                 tokio::select! {
                     ran = &mut run => break ran,
                     Some(progress) = reports.recv() => {
-                        let _ = inputs.send(Input::Progress(task, progress)).await;
+                        let _ = office.inputs.send(Input::Progress(task, progress)).await;
                     }
+                    Some(used) = uses.recv() => {
+                        let office = office.clone();
+                        using.spawn(async move {
+                            let result = office.use_tool(task, used.request.clone()).await;
+                            used.answer(result);
+                        });
+                    }
+                    Some(_) = using.join_next() => {}
                 }
             };
-            let _ = inputs.send(Input::Ended(task, Box::new(ran))).await;
+            let _ = office.inputs.send(Input::Ended(task, Box::new(ran))).await;
         });
     }
 }

@@ -7,12 +7,15 @@ use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::invite::{check_invite, is_invite, read_invite};
 use crate::acp::objects::{
-    Budget, Isolation, SandboxPolicy, SchemaText, Verification, VerificationMethod,
+    Budget, Isolation, SandboxPolicy, SchemaText, TaskManifest, Verification, VerificationMethod,
     VerificationMode,
 };
-use crate::acp::owner::{Order, Owner, Route};
+use crate::acp::owner::{Grant, Order, Owner, Route};
 use crate::acp::steps;
-use crate::acp::value::{InviteId, Key32, Labels, Name, Prose, Read as _, Seq, Time};
+use crate::acp::tool::ToolName;
+use crate::acp::value::{
+    Digest, InviteId, Key32, Labels, Name, Prose, Read as _, Seq, TaskId, Time,
+};
 use crate::api::acp::Work;
 use crate::codec::time::UnixMillis;
 
@@ -21,6 +24,10 @@ const DEADLINE_MS: u64 = 3_600_000;
 
 /// How long this side may take to judge a delivery: an owner may have to be asked, twice.
 const VERIFY_MS: u64 = 3_600_000;
+
+/// How often granted tools may be used unless the order says otherwise: enough for a task that looks
+/// things up, and few enough for somebody who answers each time.
+const TOOL_USES: u64 = 100;
 
 /// A worker as it was named.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,17 +74,43 @@ pub fn worker(owner: &Owner, to: &str, relays: &[String], now: UnixMillis) -> Re
     })
 }
 
-/// The order of `work` from `worker`.
+/// A task of this owner's that work is a part of: its key, and what was laid down for it.
+pub type Parent = (Digest, Box<TaskManifest>);
+
+/// The task that `work` is a part of, if it names one.
+///
+/// # Errors
+/// `UNKNOWN_TASK`, `BAD_ID`.
+pub fn parent(owner: &Owner, work: &Work) -> Result<Option<Parent>> {
+    let Some(id) = &work.parent_task_id else { return Ok(None) };
+    let find = || {
+        let task = owner.find(&TaskId::parse(id)?)?;
+        let contract = owner.task(&task).and_then(|log| log.view().contract());
+        let text = "that task was not proposed yet";
+        let contract = contract.ok_or_else(|| Error::new(Code::UnknownTask, text))?;
+        Ok(Some((task, contract.manifest.clone())))
+    };
+    find().map_err(|error: Error| error.inside("parentTaskId"))
+}
+
+/// The order of `work` from `worker`. What the work says nothing of is as it was for its `parent`.
 ///
 /// # Errors
 /// The code of what is out of bounds, with its member as the path.
-pub fn order(work: &Work, worker: Worker, now: UnixMillis) -> Result<Order> {
+pub fn order(
+    work: &Work,
+    worker: Worker,
+    parent: Option<&Parent>,
+    now: UnixMillis,
+) -> Result<Order> {
     let inside = |name: &'static str| move |error: Error| error.inside(name);
     let schema = |value: &Option<Value>| SchemaText(value.clone().unwrap_or(Value::Bool(true)));
     let deadline = match &work.deadline_at {
         None => now.plus(DEADLINE_MS),
         Some(text) => Time::parse(text).map_err(inside("deadlineAt"))?.millis(),
     };
+    let outer = parent.map(|(_, manifest)| &**manifest);
+    let deadline = outer.map_or(deadline, |outer| deadline.min(outer.deadline_at.millis()));
     Ok(Order {
         worker: worker.did,
         worker_key: worker.key,
@@ -95,15 +128,37 @@ pub fn order(work: &Work, worker: Worker, now: UnixMillis) -> Result<Order> {
             checks: Seq::default(),
             mode: VerificationMode::All,
         },
-        budget: budget(work.budget.as_ref()).map_err(inside("budget"))?,
-        sandbox: sandbox(work.sandbox_policy.as_ref()).map_err(inside("sandboxPolicy"))?,
+        budget: budget(work.budget.as_ref(), outer).map_err(inside("budget"))?,
+        sandbox: sandbox(work.sandbox_policy.as_ref(), outer).map_err(inside("sandboxPolicy"))?,
         attested: true,
         max_revisions: 0,
-        grants: Vec::new(),
+        grants: grants(work)?,
+        redelegation: work.redelegation.unwrap_or(0),
+        parent: parent.map(|(task, _)| *task),
         auto_approve: work.auto_approve,
         group: None,
         labels: Labels::default(),
     })
+}
+
+/// The tools that `work` may use.
+///
+/// # Errors
+/// `BAD_FIELD` for a name that is none.
+pub fn tools(work: &Work) -> Result<Vec<ToolName>> {
+    let names = work.tools.iter().map(|name| ToolName::parse(name));
+    names.collect::<Result<_>>().map_err(|error| error.inside("tools"))
+}
+
+/// One token for all of them, so that they are counted together.
+fn grants(work: &Work) -> Result<Vec<Grant>> {
+    let tools = tools(work)?;
+    if tools.is_empty() {
+        return Ok(Vec::new());
+    }
+    let capabilities = tools.iter().map(ToolName::capability).collect::<Result<_>>()?;
+    let max_uses = work.tool_uses.unwrap_or(TOOL_USES);
+    Ok(vec![Grant { capabilities, max_uses, max_depth: 0 }])
 }
 
 /// The members that the caller gives, over the defaults.
@@ -120,13 +175,17 @@ fn over(defaults: Value, given: Option<&Value>) -> Result<Value> {
     Ok(Value::Object(members))
 }
 
-fn budget(given: Option<&Value>) -> Result<Budget> {
-    Budget::read(over(json!(steps::unlimited()), given)?)
+fn budget(given: Option<&Value>, outer: Option<&TaskManifest>) -> Result<Budget> {
+    let default = outer.map_or_else(steps::unlimited, |outer| outer.budget.clone());
+    Budget::read(over(json!(default), given)?)
 }
 
 /// As strict as machines commonly allow, with a weaker level where the worker has no such one. Who
 /// names a level gets that level, or better, unless it says that a weaker one will do.
-fn sandbox(given: Option<&Value>) -> Result<SandboxPolicy> {
+fn sandbox(given: Option<&Value>, outer: Option<&TaskManifest>) -> Result<SandboxPolicy> {
+    if let Some(outer) = outer {
+        return SandboxPolicy::read(over(json!(outer.sandbox_policy), given)?);
+    }
     let named = given.is_some_and(|given| given.get("isolation").is_some());
     let default =
         SandboxPolicy { allow_subprocess_fallback: !named, ..steps::sandbox(Isolation::Kernel) };
@@ -191,6 +250,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_has_a_default_and_what_is_named_holds() {
+        let sandbox = |given: Option<&Value>| sandbox(given, None);
         let default = sandbox(None).unwrap();
         assert_eq!(
             (default.isolation, default.allow_subprocess_fallback),
@@ -202,7 +262,7 @@ mod tests {
         assert_eq!((smaller.pids_max.get(), smaller.allow_subprocess_fallback), (3, true));
         assert_eq!(sandbox(Some(&json!({ "x": 1 }))).unwrap_err().code(), Code::UnknownMember);
         assert_eq!(sandbox(Some(&json!(3))).unwrap_err().code(), Code::BadField);
-        let budget = super::budget(Some(&json!({ "maxTotalTokens": 5 }))).unwrap();
+        let budget = super::budget(Some(&json!({ "maxTotalTokens": 5 })), None).unwrap();
         assert_eq!(budget.max_total_tokens.map(|count| count.get()), Some(5));
         assert_eq!(budget.max_tool_calls, None);
     }

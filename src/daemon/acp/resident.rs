@@ -269,6 +269,7 @@ impl Keeper {
         options.endpoints = self.config.acp_endpoints();
         options.mesh = Some(self.mesh.clone());
         options.admission = self.config.acp_admit.admission();
+        options.tools.clone_from(&self.config.acp_tools.0);
         if let Some(work) = &self.config.acp_work {
             options.work = Some((work.options(), MAX_RUNS));
             options.auto.extend(work.auto_accept.then_some(Gate::ContractAcceptance));

@@ -112,6 +112,14 @@ impl Service {
 
     /// The order of `work` from whom `to` names.
     async fn order(&self, to: &str, work: &Work) -> Result<Order> {
+        let parent = {
+            let work = work.clone();
+            self.office.look(move |owner| orders::parent(owner, &work)).await?
+        };
+        // Those of a part are the requester's of the whole.
+        for tool in orders::tools(work)?.iter().filter(|_| parent.is_none()) {
+            self.office.offers(tool).map_err(|error| error.inside("tools"))?;
+        }
         let worker = match self.transports.mesh().filter(|_| orders::names_peer(to)) {
             Some(mesh) => mesh.worker(to.trim()).await.map_err(|error| error.inside("to"))?,
             None => {
@@ -120,7 +128,7 @@ impl Service {
                 self.office.look(read).await?
             }
         };
-        orders::order(work, worker, unix_now())
+        orders::order(work, worker, parent.as_ref(), unix_now())
     }
 
     async fn delegate(&self, call: DelegateTask, watcher: &dyn Watcher) -> Result<Value> {
@@ -155,6 +163,10 @@ impl Service {
         let mode = call.mode;
         if !(2..=MAX_WORKERS).contains(&call.workers.len()) {
             return Err(Error::new(Code::BadField, "2 to 16 workers"));
+        }
+        if call.work.parent_task_id.is_some() {
+            let text = "a part of a task is handed on to one worker";
+            return Err(Error::new(Code::BadField, text).inside("parentTaskId"));
         }
         let mut orders = Vec::with_capacity(call.workers.len());
         for to in &call.workers {
@@ -419,6 +431,9 @@ fn sentence(question: &Question) -> String {
         (Target::ExternalSend { resource, action, .. }, _) => {
             format!("let {peer} use {action} on {resource} for \"{title}\"?")
         }
+        (Target::Redelegation { .. }, _) => {
+            format!("hand a part of \"{title}\" of {peer} on?")
+        }
         (_, Gate::ContractAcceptance) => format!("accept the task \"{title}\" of {peer}?"),
         (_, Gate::FinalAcceptance) => {
             format!("take the result of \"{title}\", which has passed its checks? ({peer})")
@@ -528,6 +543,7 @@ pub fn detailed(standing: &Standing) -> Value {
     if let Some(members) = task.as_object_mut() {
         members.insert("deliverable".into(), json!(standing.output));
         members.insert("order".into(), standing.order.clone());
+        members.insert("stderr".into(), json!(standing.complaint));
     }
     task
 }

@@ -11,7 +11,7 @@ use super::office::{Furnishing, Office, open};
 use super::tools::{Tool, Toolbox};
 use super::transports::{Local, Transports};
 use super::{OfficeError, OfficeTask};
-use crate::acp::code::{Code, Error};
+use crate::acp::code::Error;
 use crate::acp::did::{Did, Secret};
 use crate::acp::endpoint::EndpointPolicy;
 use crate::acp::gateway::Admission;
@@ -156,19 +156,9 @@ impl OfficeOptions {
         let mut owner = Owner::new(self.key.clone(), None, policy, profile);
         owner.admit(self.admission);
         owner.restore(kept.records, kept.secrets, now)?;
+        owner.restore_forgotten(kept.forgotten);
         let audit = AuditFiles::open(self.audit, &dir, self.key, &owner)?;
         let tools = Toolbox::new(self.tools)?;
         Ok(Furnishing { owner, store, adapter, work_dir, transports, tools, audit })
     }
-}
-
-/// Reads a list of tools: `[{ "resource": …, "command": […] }, …]`.
-///
-/// # Errors
-/// `BAD_FIELD`.
-pub fn read_tools(text: &str) -> Result<Vec<Tool>, Error> {
-    serde_json::from_str(text).map_err(|error| {
-        let text = format!("not a list of {{ resource, command }}: {error}");
-        Error::new(Code::BadField, text)
-    })
 }

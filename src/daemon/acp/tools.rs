@@ -1,21 +1,22 @@
 //! Tools that an owner lets workers use through this gateway, and the answers that runs wait for.
 //!
-//! A tool is a command of the owner's: it gets { resource, action, arguments } as JSON on stdin and
-//! answers with one JSON text. What may be called is the guard's to say; here it is only run.
+//! A tool is a command of the owner's, run as the owner: it gets { resource, action, arguments } as JSON
+//! on stdin and answers with one JSON text. What may be called is the guard's to say; here it is only
+//! run.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::oneshot;
 
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::json::{canonical, parse};
-use crate::acp::objects::{Resource, ToolCall};
+use crate::acp::objects::ToolCall;
+use crate::acp::tool::ToolName;
 use crate::acp::value::{CallId, Digest};
 
 /// How long a tool may take: well within the life of a call.
@@ -27,14 +28,27 @@ const MAX_ANSWER: usize = 512 * 1024;
 /// Tools of one owner.
 pub const MAX_TOOLS: usize = 256;
 
-/// One tool, as a configuration names it.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// One tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tool {
-    /// The resources that it answers for, e.g. `mcp:docs/**`.
-    pub resource: String,
+    /// What it answers for.
+    pub name: ToolName,
     /// The command and its arguments; no shell.
     pub command: Vec<String>,
+}
+
+impl Tool {
+    /// The tool `name` that is done by `command`, a line that POSIX shell-word rules divide and no shell
+    /// sees.
+    ///
+    /// # Errors
+    /// `BAD_FIELD`.
+    pub fn new(name: ToolName, command: &str) -> Result<Self> {
+        let words = shlex::split(command).filter(|words| !words.is_empty());
+        let text = "a tool's command has no words, or an open quote";
+        let command = words.ok_or_else(|| Error::new(Code::BadField, text))?;
+        Ok(Self { name, command })
+    }
 }
 
 type Answers = BTreeMap<(Digest, CallId), oneshot::Sender<Result<Value>>>;
@@ -42,33 +56,44 @@ type Answers = BTreeMap<(Digest, CallId), oneshot::Sender<Result<Value>>>;
 /// The tools, and the calls of this side's work that wait.
 #[derive(Default)]
 pub struct Toolbox {
-    tools: Vec<(Resource, Vec<String>)>,
+    tools: Vec<Tool>,
     waiting: Mutex<Answers>,
 }
 
 impl Toolbox {
-    /// The tools of a configuration.
+    /// These tools; of two that answer for the same the first does.
     ///
     /// # Errors
-    /// `BAD_FIELD` for a resource that is none, a tool without a command, or too many.
+    /// `BAD_FIELD` for too many.
     pub fn new(tools: Vec<Tool>) -> Result<Self> {
         if tools.len() > MAX_TOOLS {
             return Err(Error::new(Code::BadField, "more than 256 tools"));
         }
-        let read = |tool: Tool| {
-            if tool.command.is_empty() {
-                return Err(Error::new(Code::BadField, "a tool without a command"));
-            }
-            Ok((Resource::parse(&tool.resource)?, tool.command))
-        };
-        let tools = tools.into_iter().map(read).collect::<Result<_>>()?;
         Ok(Self { tools, waiting: Mutex::new(BTreeMap::new()) })
+    }
+
+    /// The tool that does what `name` says.
+    fn find(&self, name: &ToolName) -> Option<&Tool> {
+        self.tools.iter().find(|tool| name.is_within(&tool.name))
+    }
+
+    /// Whether there is a tool for everything that `name` names.
+    ///
+    /// # Errors
+    /// `BAD_FIELD` when there is none.
+    pub(super) fn offers(&self, name: &ToolName) -> Result<()> {
+        self.find(name).map(drop).ok_or_else(|| {
+            let text = format!(
+                "there is no tool {name} here; the daemon's are in [acp-tools] of its configuration"
+            );
+            Error::new(Code::BadField, text)
+        })
     }
 
     /// Runs the tool that a call names.
     pub(super) async fn call(&self, call: &ToolCall) -> Result<Value> {
-        let tool = self.tools.iter().find(|(resource, _)| call.resource.is_within(resource));
-        let Some((_, command)) = tool else {
+        let name = ToolName { resource: call.resource.clone(), action: call.action.clone() };
+        let Some(Tool { command, .. }) = self.find(&name) else {
             return Err(Error::new(Code::AdapterFailed, "this gateway has no such tool"));
         };
         let asked = json!({

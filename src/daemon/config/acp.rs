@@ -1,5 +1,6 @@
 //! Settings of the Agent Collaboration Protocol: who may propose work, and what it is done with.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -8,6 +9,8 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::acp::did::Did;
 use crate::acp::gateway::Admission;
 use crate::acp::objects::Isolation;
+use crate::acp::tool::ToolName;
+use crate::daemon::acp::{MAX_TOOLS, Tool};
 use crate::runtime::adapter::{AdapterKind, AdapterOptions, HostKeys};
 
 /// Dids that one setting names: people write them by hand.
@@ -109,6 +112,40 @@ impl TryFrom<String> for Level {
             let all: Vec<_> = Isolation::ALL.iter().map(|level| level.as_str()).collect();
             format!("{word:?} is none of {}", all.join(", "))
         })
+    }
+}
+
+/// Tools that the daemon may grant to workers: `RESOURCE:ACTION` and the command that does it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "BTreeMap<String, String>")]
+pub struct AcpTools(pub Vec<Tool>);
+
+impl TryFrom<BTreeMap<String, String>> for AcpTools {
+    type Error = String;
+
+    fn try_from(table: BTreeMap<String, String>) -> Result<Self, Self::Error> {
+        if table.len() > MAX_TOOLS {
+            return Err(format!("{MAX_TOOLS} tools at most"));
+        }
+        let read = |(name, command): (String, String)| {
+            ToolName::parse(&name)
+                .and_then(|name| Tool::new(name, &command))
+                .map_err(|error| format!("{name:?}: {}", error.message()))
+        };
+        table.into_iter().map(read).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl Serialize for AcpTools {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_map(self.0.iter().map(|tool| (tool.name.to_string(), &tool.command)))
+    }
+}
+
+impl fmt::Display for AcpTools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.0.iter().map(|tool| tool.name.to_string()).collect();
+        f.write_str(if names.is_empty() { "none".into() } else { names.join(" ") }.as_str())
     }
 }
 

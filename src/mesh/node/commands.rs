@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::discovery::Found;
 use super::super::events::DeliveryState;
 use super::super::records::MAX_TEXT_BYTES;
 use super::super::records::{
@@ -269,6 +270,12 @@ pub enum CommandResult {
     Connected(DeviceId),
     /// A grant to hand on.
     Grant(CoseSign1),
+    /// Whoever was heard.
+    Discovered(Vec<Found>),
+    /// The id of what is announced now.
+    Advertised(String),
+    /// Whether it was announced.
+    Withdrawn(bool),
     /// Nothing to tell.
     Done,
 }

@@ -95,7 +95,11 @@ fn waits_for_the_store(result: &CommandResult) -> bool {
         CommandResult::Sent { deliveries, .. } => {
             deliveries.iter().any(|d| matches!(d.state, None | Some(DeliveryState::Queued { .. })))
         }
-        CommandResult::Served(_) | CommandResult::Refused { .. } => false,
+        CommandResult::Served(_)
+        | CommandResult::Refused { .. }
+        | CommandResult::Discovered(_)
+        | CommandResult::Advertised(_)
+        | CommandResult::Withdrawn(_) => false,
         _ => true,
     }
 }
@@ -381,6 +385,11 @@ impl Node {
                 | Record::ShareGrantGone { name, .. } => {
                     self.durable.shares.insert(name);
                 }
+                Record::MeshVisibility { .. } => {
+                    // As it is now; an older one would undo what was said since.
+                    let owed = self.mesh_visibility_record();
+                    self.durable.owed.push(owed);
+                }
                 other => self.durable.owed.push(other),
             }
         }
@@ -643,6 +652,7 @@ impl Node {
                     let sought = Sought::restored(until, valid_until);
                     agents.entry(agent).or_default().asked.insert(key, sought);
                 }
+                Record::MeshVisibility { visibility } => self.restore_mesh_visibility(visibility),
                 share @ (Record::Share { .. } | Record::ShareGrant { .. }) => {
                     self.restore_share(share);
                 }

@@ -444,8 +444,19 @@ impl Node {
 
     // --- the end of sessions --------------------------------------------------------------------
 
+    /// What was asked over a session, by either end, gets no answer any more.
+    pub(super) fn exchange_lost(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let (local, remote) = (session.local, session.remote);
+        for purpose in session.drain_requests() {
+            self.deferred.push_back((purpose, local, remote, Some(id), Outcome::ConnectionLost));
+        }
+        self.drop_decisions_of_session(id);
+    }
+
     pub(super) fn session_closed(&mut self, id: SessionId, reason: &'static str, now: Now) {
-        let Some(mut session) = self.sessions.remove(&id) else { return };
+        self.exchange_lost(id);
+        let Some(session) = self.sessions.remove(&id) else { return };
         let (local, remote, kind) = (session.local, session.remote, session.kind);
         self.channels.remove(&id);
         self.close_channels_via(id, now);
@@ -457,10 +468,6 @@ impl Node {
                 .with("kind", kind.as_str())
                 .with("reason", reason),
         );
-        for purpose in session.drain_requests() {
-            self.deferred.push_back((purpose, local, remote, Some(id), Outcome::ConnectionLost));
-        }
-        self.drop_decisions_of_session(id);
         let misbehaved = matches!(reason, "frame_too_large" | "not_canonical");
         if matches!(kind, SessionKind::DataDialled | SessionKind::NetworkDialled) {
             let pause = if misbehaved {
@@ -531,6 +538,7 @@ impl Node {
         if self.beacon_at <= now.mono {
             self.send_beacon(now);
         }
+        self.discovery_upkeep(now);
         if self.probe_at <= now.mono {
             self.probe_pids(now);
         }

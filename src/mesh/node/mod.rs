@@ -10,6 +10,7 @@ mod acp;
 mod commands;
 mod connect;
 mod control;
+mod discovery;
 mod dms;
 mod durable;
 mod gossip;
@@ -34,6 +35,7 @@ use std::sync::Arc;
 
 pub use acp::{AcpAsk, AcpRequest, MAX_ENVELOPE_BYTES, MAX_ENVELOPES_A_MINUTE};
 pub use commands::{Command, CommandError, CommandResult, DecisionTarget, Delivery};
+pub use discovery::{DiscoveryCommand, LOOK_MS, MAX_ADVERTS, MAX_LOOKING};
 pub use durable::{RecoverError, Restorable};
 pub use hub::{HUB_REDIAL_FIRST_MS, HUB_REDIAL_MAX_MS, HubConfig, HubView, TrustList};
 pub use insight::{MAX_TRACE_MS, MeshGraph, Question};
@@ -262,6 +264,13 @@ pub enum Input {
         /// What.
         command: OperatorCommand,
     },
+    /// Somebody asks about discovery, or has a say in it.
+    Discovery {
+        /// Name for the answer.
+        op: OpId,
+        /// What.
+        command: DiscoveryCommand,
+    },
     /// This daemon's side of the Agent Collaboration Protocol asks something of a device; what it
     /// answers comes as [`Output::Reply`].
     Acp {
@@ -352,7 +361,8 @@ pub enum Output {
     BindPort,
     /// Close the listener on it.
     ReleasePort,
-    /// Send a datagram to the loopback group, and to the broadcast address unless that is off.
+    /// Send a datagram to the loopback group, and to the broadcast address unless that is off. An empty
+    /// one is none.
     Datagram {
         /// For the loopback group.
         group: Vec<u8>,
@@ -626,6 +636,7 @@ pub struct Node {
     services: services::Services,
     hub: hub::HubState,
     connections: connect::Connections,
+    discovery: discovery::Discovery,
     /// In the order of their approval.
     approved_remotes: VecDeque<(DeviceId, Policy)>,
     refused_remotes: BTreeMap<DeviceId, u64>,
@@ -706,6 +717,7 @@ impl Node {
             services: services::Services::default(),
             hub: hub::HubState::default(),
             connections: connect::Connections::default(),
+            discovery: discovery::Discovery::default(),
             approved_remotes: VecDeque::new(),
             refused_remotes: BTreeMap::new(),
             dials: BTreeMap::new(),
@@ -763,6 +775,7 @@ impl Node {
             Input::RemoveDevice(device) => self.remove_device(device, now),
             Input::Command { op, agent, command } => self.command(op, agent, command, now),
             Input::Operator { op, command } => self.operator_command(op, command, now),
+            Input::Discovery { op, command } => self.discovery_command(op, command, now),
             Input::Acp { op, to, ask } => self.ask_acp(op, to, ask, now),
             Input::ServiceAnswered { call, outcome } => self.service_answered(call, outcome, now),
             Input::Committed(ticket) => self.committed(ticket, true),
@@ -800,6 +813,7 @@ impl Node {
             self.dial_at.unwrap_or(u64::MAX),
             self.election.deadline().unwrap_or(u64::MAX),
             self.port_deadline().unwrap_or(u64::MAX),
+            self.discovery.deadline(),
         ]
         .into_iter()
         .min()

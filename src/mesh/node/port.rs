@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use super::super::discovery::Side;
 use super::super::first_contact::{BEACON_INTERVAL_MS, Datagram};
 use super::super::formation::{MISBEHAVED_PAUSE_MS, Noted, PortState};
 use super::super::log::LogEvent;
@@ -29,8 +30,7 @@ impl Node {
         self.go_for_port();
         if self.config.first_contact {
             self.send_beacon(now);
-            let probe = Datagram::Probe.encode();
-            self.outputs.push_back(Output::Datagram { group: probe.clone(), broadcast: probe });
+            self.ask_for_beacons();
         }
     }
 
@@ -320,22 +320,31 @@ impl Node {
         let beacon = |port| Datagram::Beacon { peer: self.daemon, port }.encode();
         let group = beacon(device.data_port);
         let broadcast = beacon(self.config.network_port.unwrap_or(device.data_port));
-        self.outputs.push_back(Output::Datagram { group, broadcast });
+        self.beacon_to(group, broadcast);
         self.beacon_at = now.mono + BEACON_INTERVAL_MS;
         self.beacon_sent_at = now.mono;
     }
 
     pub(super) fn datagram(&mut self, from: IpAddr, bytes: &[u8], now: Now) {
-        match Datagram::parse(bytes) {
-            Some(Datagram::Probe) if self.config.first_contact && self.shutting_down.is_none() => {
+        let Some(datagram) = Datagram::parse(bytes) else { return };
+        let side = self.side_of(from);
+        if !matches!(&datagram, Datagram::Beacon { peer, .. } if self.is_hosted(peer)) {
+            self.note_heard(from, &datagram, now);
+        }
+        if self.is_dark(side) {
+            return;
+        }
+        match datagram {
+            Datagram::Probe if self.config.first_contact && self.shutting_down.is_none() => {
+                self.beacons_asked_for(side);
                 self.beacon_at = self.beacon_at.min(self.beacon_sent_at + BEACON_ANSWER_MS);
             }
-            Some(Datagram::Beacon { peer, port }) => {
+            Datagram::Beacon { peer, port } => {
                 if self.is_hosted(&peer) || self.shutting_down.is_some() {
                     return;
                 }
                 // Other machines are dialled only where the operator has opened this one.
-                let network = self.formation.network_host(Some(from)).is_some();
+                let network = side == Side::Network;
                 if network && self.config.network_port.is_none() {
                     return;
                 }

@@ -186,6 +186,7 @@ impl Node {
                 else {
                     return;
                 };
+                let was_open = channel.peer.is_open();
                 let answer =
                     match channel.peer.receive_hello(&device.key, &hello, now.unix, || fresh) {
                         Ok(answer) => answer,
@@ -193,6 +194,11 @@ impl Node {
                     };
                 if let Some(answer) = answer {
                     self.wrap(via, to, from, &Frame::SecureHello(answer));
+                    // Whoever begins anew has forgotten what it was asked, and counts its own
+                    // requests anew: nothing of either may go on in the new channel.
+                    if was_open {
+                        self.exchange_lost(id);
+                    }
                 }
                 if !known {
                     self.admitted(id, now);

@@ -3,42 +3,28 @@
 //! the token's place, passes requests on to one provider only, and counts the tokens of the answers.
 //! The key is in no environment, file, argument list or log of a run.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use data_encoding::BASE64URL_NOPAD;
 use futures_util::stream;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
+use http_body_util::{BodyExt as _, Limited, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName};
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
-use zeroize::Zeroizing;
 
 use super::dialogue::{tokens, unknown};
+use super::local_http::{self, Answer, Handler, Token, whole};
 use super::provider::Provider;
 use super::usage::{Reader, Seen};
-use crate::acp::json::sha256;
 use crate::acp::objects::{Metrics, UsageSource};
 use crate::acp::value::Name;
 use crate::runtime::http_client::{Body, HttpError};
 
-/// Connections of one run at one time.
-const CONNECTIONS: usize = 16;
 /// Bytes of a request's body: a model's whole context with pictures.
 const REQUEST_MAX: usize = 32 << 20;
-/// Bytes and number of a request's headers.
-const HEAD_MAX: usize = 16 << 10;
-const HEADERS_MAX: usize = 64;
-/// For the head of a request.
-const HEAD_WITHIN: Duration = Duration::from_secs(10);
 /// For the head of the provider's answer, which a model may think about for long.
 const ANSWER_WITHIN: Duration = Duration::from_secs(600);
 
@@ -78,7 +64,7 @@ pub(super) struct Broker {
     /// The port on 127.0.0.1.
     pub port: u16,
     /// What the run's program shows instead of a key.
-    pub token: Zeroizing<String>,
+    pub token: Arc<Token>,
     /// What was taken so far.
     pub taken: watch::Receiver<Taken>,
     base: String,
@@ -87,27 +73,22 @@ pub(super) struct Broker {
 
 struct Shared {
     provider: Provider,
-    token: [u8; 32],
+    token: Arc<Token>,
     hold: watch::Receiver<bool>,
     taken: watch::Sender<Taken>,
 }
 
-type Answer = Response<UnsyncBoxBody<Bytes, HttpError>>;
-
 impl Broker {
     /// Starts a broker for a run. While `hold` is true no request is passed on.
     pub async fn start(provider: Provider, hold: watch::Receiver<bool>) -> std::io::Result<Self> {
-        let mut secret = Zeroizing::new([0; 32]);
-        getrandom::fill(secret.as_mut_slice()).map_err(std::io::Error::other)?;
-        let token = Zeroizing::new(BASE64URL_NOPAD.encode(secret.as_slice()));
+        let token = Arc::new(Token::draw()?);
         let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
         let (tell, taken) = watch::channel(Taken::default());
         let base = provider.base().to_owned();
-        let token_digest = sha256(token.as_bytes());
-        let shared = Arc::new(Shared { provider, token: token_digest, hold, taken: tell });
-        let accepting = tokio::spawn(accept(listener, shared));
-        Ok(Self { port, token, taken, base, _listener: AbortOnDropHandle::new(accepting) })
+        let shared = Shared { provider, token: Arc::clone(&token), hold, taken: tell };
+        let listening = local_http::serve(listener, Arc::new(shared));
+        Ok(Self { port, token, taken, base, _listener: listening })
     }
 
     /// The address for the run's program, in the place of the provider's.
@@ -116,53 +97,23 @@ impl Broker {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    // Dropped with this task, and every connection with it.
-    let mut connections = JoinSet::new();
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors, or a client that went away at once.
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            continue;
-        };
-        while connections.try_join_next().is_some() {}
-        let shared = Arc::clone(&shared);
-        connections.spawn(async move {
-            serve(stream, &shared).await;
-            drop(place);
-        });
-    }
-}
-
-async fn serve(stream: TcpStream, shared: &Shared) {
-    let service = service_fn(|request| async {
-        Ok::<_, Infallible>(match shared.pass_on(request).await {
-            Ok(answer) => answer,
-            Err(status) => plain(status),
-        })
-    });
-    let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
-        .max_buf_size(HEAD_MAX.max(8192))
-        .max_headers(HEADERS_MAX);
-    // Its end, good or bad, is the run's program's business.
-    let _ended = http.serve_connection(TokioIo::new(stream), service).await;
-}
-
 fn plain(status: StatusCode) -> Answer {
     let text = status.canonical_reason().unwrap_or_default();
-    let mut answer = Response::new(Full::from(text).map_err(|never| match never {}).boxed_unsync());
+    let mut answer = Response::new(whole(text));
     *answer.status_mut() = status;
     answer
+}
+
+impl Handler for Shared {
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        self.pass_on(request).await.unwrap_or_else(plain)
+    }
 }
 
 impl Shared {
     async fn pass_on(&self, request: Request<Incoming>) -> Result<Answer, StatusCode> {
         let (head, body) = request.into_parts();
-        if !self.knows_token(&head.headers) {
+        if !self.token.is_shown(&head.headers) {
             return Err(StatusCode::UNAUTHORIZED);
         }
         let path = head.uri.path_and_query().map_or("", |path| path.as_str());
@@ -192,16 +143,6 @@ impl Shared {
             _ => StatusCode::BAD_GATEWAY,
         })?;
         Ok(self.pass_back(answered))
-    }
-
-    /// Whether the request shows the run's token. Digests are compared, so that the time taken tells
-    /// nothing of it.
-    fn knows_token(&self, headers: &HeaderMap) -> bool {
-        let shown = headers.get("x-api-key").map(|value| value.as_bytes());
-        let bearer = headers
-            .get(header::AUTHORIZATION)
-            .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        shown.or(bearer).is_some_and(|shown| sha256(shown) == self.token)
     }
 
     /// Whether a path is one of the provider's calls, however it is read.

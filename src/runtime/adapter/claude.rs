@@ -43,7 +43,7 @@ pub(super) fn environment(broker: Option<&Broker>) -> Vec<(String, String)> {
     let mut variables = vec![("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1".to_owned())];
     if let Some(broker) = broker {
         variables.push(("ANTHROPIC_BASE_URL", broker.url()));
-        variables.push(("ANTHROPIC_API_KEY", broker.token.to_string()));
+        variables.push(("ANTHROPIC_API_KEY", broker.token.text().to_owned()));
     }
     variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

@@ -40,7 +40,7 @@ pub(super) fn arguments(options: &AdapterOptions, broker: Option<&Broker>) -> Ve
 
 /// The run's token in the place of a key.
 pub(super) fn environment(broker: Option<&Broker>) -> Option<(String, String)> {
-    broker.map(|broker| (TOKEN.to_owned(), broker.token.to_string()))
+    broker.map(|broker| (TOKEN.to_owned(), broker.token.text().to_owned()))
 }
 
 /// One run.

@@ -8,13 +8,16 @@ use tokio::sync::watch;
 
 use super::broker::{Broker, Taken};
 use super::dialogue::{Dialogue, Done, Step, progress, source, unknown};
+use super::proxy::Proxy;
+use super::tools::Tools;
 use super::{Adapter, AdapterKind, Control, Ended, Job, Progress, Ran, RunFacts};
 use crate::acp::code::{Code, Error};
 use crate::acp::json;
-use crate::acp::objects::{Denial, Exit, ExitKind, Metrics, Usage, UsageSource};
+use crate::acp::objects::{Denial, Exit, ExitKind, Metrics, Network, Usage, UsageSource};
 use crate::acp::value::{Count, Digest, Name, Text};
 use crate::codec::time::UnixMillis;
 use crate::runtime::clock::unix_now;
+use crate::runtime::http_client::SystemResolver;
 use crate::runtime::sandbox::{self, Cause, End, Event, SandboxError, Session};
 
 /// A run may be held for so long in all (decision 46); then it goes on, and its time runs.
@@ -65,14 +68,36 @@ pub(super) async fn run(adapter: &Adapter, job: Job, control: Control) -> Ran {
         },
         None => None,
     };
-    let (launch, mut dialogue) = match adapter.launch(&job, broker.as_ref()) {
+    let mut tools = match Tools::open(&job, &control).await {
+        Ok(tools) => tools,
+        Err(error) => {
+            let message = format!("the requester's tools cannot be offered ({error})");
+            return ran(adapter, &job, nothing(Error::new(Code::SandboxFailed, message)));
+        }
+    };
+    let policy = sandbox::applied(&job.policy, job.isolation);
+    let private = adapter.options.private_hosts;
+    let proxy = match Proxy::open(&policy, private, Box::new(SystemResolver)).await {
+        Ok(proxy) => proxy,
+        Err(error) => {
+            let message = format!("no way to the listed hosts can be made ({error})");
+            return ran(adapter, &job, nothing(Error::new(Code::SandboxFailed, message)));
+        }
+    };
+    let launched = adapter.launch(&job, broker.as_ref(), tools.as_ref(), proxy.as_ref());
+    let (launch, mut dialogue) = match launched {
         Ok(made) => made,
         Err(error) => return ran(adapter, &job, nothing(error)),
     };
     let wall = Duration::from_millis(launch.max_wall_ms);
     let taken = broker.as_ref().map(|broker| broker.taken.clone());
     let (end, cancelled) = match adapter.sandbox.start(launch).await {
-        Ok(session) => converse(session, dialogue.as_mut(), control, wall, taken).await,
+        Ok(mut session) => {
+            if let (Some(tools), Some(socket)) = (&mut tools, session.socket()) {
+                tools.listen(socket);
+            }
+            converse(session, dialogue.as_mut(), control, wall, taken).await
+        }
         Err(error) => (Err(error), false),
     };
     let result = match &end {
@@ -90,6 +115,8 @@ pub(super) async fn run(adapter: &Adapter, job: Job, control: Control) -> Ran {
         metrics = Metrics { tool_calls: metrics.tool_calls, ..taken.metrics() };
         (source, model) = (taken.source(), taken.model);
     }
+    // The program may have used tools of its own as well, and says so.
+    metrics.tool_calls = metrics.tool_calls.max(tools.as_ref().map(Tools::ran));
     ran(adapter, &job, Outcome { result, end: end.ok(), started_at, began, metrics, source, model })
 }
 
@@ -118,6 +145,7 @@ pub(super) fn ran(adapter: &Adapter, job: &Job, outcome: Outcome) -> Ran {
         model,
         started_at,
         ended_at: unix_now(),
+        complaint: end.as_ref().filter(|_| failed(&result)).and_then(complaint),
         run: facts(adapter, job, end, result.is_ok()),
         ended: match result {
             Ok((output, _)) => Ended::Output(output),
@@ -135,7 +163,7 @@ async fn converse(
     wall: Duration,
     mut taken: Option<watch::Receiver<Taken>>,
 ) -> (Result<End, SandboxError>, bool) {
-    let Control { cancel, mut hold, progress: told } = control;
+    let Control { cancel, mut hold, progress: told, tools: _ } = control;
     let tell = |progress| {
         // A slow reader misses some; the next one says how far the run is then.
         let _missed = told.try_send(progress);
@@ -241,6 +269,17 @@ fn judge(end: &End, dialogue: &mut dyn Dialogue) -> Result<Done, Error> {
     }
 }
 
+fn failed<T>(result: &Result<T, Error>) -> bool {
+    result.as_ref().is_err_and(|error| error.code() != Code::Cancelled)
+}
+
+/// The end of stderr as text, if there is any.
+fn complaint(end: &End) -> Option<String> {
+    let text = String::from_utf8_lossy(&end.stderr_end);
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
 /// Bytes of an output's canonical form, if they are no more than `max_bytes`.
 fn size(output: &Value, max_bytes: u64) -> Result<u64, Error> {
     let bytes = u64::try_from(json::canonical(output)?.len()).unwrap_or(u64::MAX);
@@ -269,10 +308,15 @@ fn facts(adapter: &Adapter, job: &Job, end: Option<End>, succeeded: bool) -> Run
     let ended = end.as_ref();
     let cause = ended.and_then(|end| end.cause).filter(|cause| *cause != Cause::Stopped);
     let stderr = ended.map(|end| end.stderr.as_slice()).filter(|stderr| !stderr.is_empty());
+    let limits = sandbox::applied(&job.policy, job.isolation);
+    // The broker's, the tools' and the proxy's.
+    let has_ports = adapter.provider.is_some()
+        || !job.grants.is_empty()
+        || limits.network == Network::Allowlist;
     RunFacts {
         effective: job.isolation,
-        runtime: adapter.runtime(job.isolation),
-        limits: sandbox::applied(&job.policy, job.isolation),
+        runtime: adapter.runtime(job.isolation, has_ports),
+        limits,
         exit: Exit {
             kind,
             code: ended.map_or_else(no_program, |end| end.code).map(i64::from),

@@ -10,8 +10,11 @@ mod dialogue;
 mod drive;
 mod http;
 mod javascript;
+mod local_http;
 mod mcp;
 mod provider;
+mod proxy;
+mod tools;
 mod usage;
 
 use std::path::{Path, PathBuf};
@@ -23,6 +26,9 @@ use self::broker::Broker;
 use self::dialogue::Dialogue;
 pub use self::provider::HostKeys;
 use self::provider::Provider;
+use self::proxy::Proxy;
+pub use self::tools::ToolUse;
+use self::tools::Tools;
 use super::sandbox::{self, Launch, Sandbox, SandboxError};
 use crate::acp::code::{Code, Error};
 use crate::acp::json;
@@ -146,6 +152,8 @@ pub struct AdapterOptions {
     pub isolation: Option<Isolation>,
     /// The owner's keys of providers.
     pub keys: HostKeys,
+    /// Whether an order's list of hosts may name addresses that are not public.
+    pub private_hosts: bool,
     /// Where and how runs are made.
     pub sandbox: sandbox::Settings,
 }
@@ -165,6 +173,7 @@ impl AdapterOptions {
             extra_args: Vec::new(),
             isolation: None,
             keys: HostKeys::default(),
+            private_hosts: false,
             sandbox: sandbox::Settings::new(work_dir),
         }
     }
@@ -179,6 +188,8 @@ pub struct Control {
     pub hold: watch::Receiver<bool>,
     /// Where progress goes; dropped when there is no room.
     pub progress: mpsc::Sender<Progress>,
+    /// Where uses of the requester's tools go, if the job grants any; refused when there is no room.
+    pub tools: mpsc::Sender<ToolUse>,
 }
 
 /// What a task is done with.
@@ -255,12 +266,21 @@ impl Adapter {
         self.levels.clone()
     }
 
+    /// Those of them at which a run can be let out to listed hosts.
+    fn levels_with_hosts(&self) -> Vec<Isolation> {
+        // The HTTP adapter starts no program that could use it.
+        let starts_program = self.kind() != AdapterKind::Openai;
+        let possible = |level: &Isolation| starts_program && sandbox::may_list_hosts(*level);
+        self.levels.iter().copied().filter(possible).collect()
+    }
+
     /// What a worker with this adapter offers, with so many runs at one time.
     #[must_use]
     pub fn profile(&self, max_runs: usize) -> Profile {
         Profile {
             adapter: Word::lossy(self.name()),
             levels: self.levels(),
+            levels_with_hosts: self.levels_with_hosts(),
             foreign_code: self.kind() == AdapterKind::Sandbox,
             max_runs,
         }
@@ -278,7 +298,7 @@ impl Adapter {
     }
 
     /// What runs a job at `isolation`.
-    fn runtime(&self, isolation: Isolation) -> Runtime {
+    fn runtime(&self, isolation: Isolation, has_ports: bool) -> Runtime {
         if self.kind() == AdapterKind::Openai {
             let version =
                 concat!(env!("CARGO_PKG_VERSION"), "; no program runs; enforced: output time");
@@ -288,7 +308,7 @@ impl Adapter {
                 image_digest: None,
             };
         }
-        self.sandbox.runtime(isolation)
+        self.sandbox.runtime(isolation, has_ports)
     }
 
     /// How the program is started and spoken to.
@@ -296,21 +316,34 @@ impl Adapter {
         &self,
         job: &Job,
         broker: Option<&Broker>,
+        tools: Option<&Tools>,
+        proxy: Option<&Proxy>,
     ) -> Result<(Launch, Box<dyn Dialogue>), Error> {
         let input = json::canonical(&job.input)?;
         if input.len() > INPUT_MAX {
             return Err(Error::new(Code::TooLarge, "the input is larger than 2 MiB"));
         }
+        let tools_port = tools.and_then(|tools| tools.port);
         let mut launch = Launch {
             task_id: job.task_id.clone(),
             argv: self.words.clone(),
-            env: std::collections::BTreeMap::new(),
+            env: tools
+                .iter()
+                .flat_map(|tools| tools.environment())
+                .chain(proxy.iter().flat_map(|proxy| proxy.environment()))
+                .collect(),
             input,
             isolation: job.isolation,
             policy: sandbox::applied(&job.policy, job.isolation),
             max_wall_ms: job.max_wall_ms.min(sandbox::WALL_MAX_MS),
             max_stdout_bytes: job.max_output_bytes,
-            port: broker.map(|broker| broker.port),
+            ports: broker
+                .iter()
+                .map(|broker| broker.port)
+                .chain(tools_port)
+                .chain(proxy.iter().map(|proxy| proxy.port))
+                .collect(),
+            socket: tools.is_some_and(|tools| tools.port.is_none()),
         };
         let dialogue: Box<dyn Dialogue> = match self.kind() {
             AdapterKind::Command => Box::new(command::Plain::new(launch.input.clone())),

@@ -338,6 +338,19 @@ async fn a_fast_sender_is_read_no_faster_than_its_allowance() {
         assert_eq!(next(&mut client).await, Frame::Pong);
     }
     assert!(begun.elapsed() >= Duration::from_millis(480), "{:?}", begun.elapsed());
+
+    // What makes no message counts as well: 10,000 parts of one, without content.
+    let hub = start(ServerLimits { bytes: (100_000, 10_000), ..ServerLimits::default() });
+    let mut client = hub.connect().await;
+    let part = |opcode: u8| [opcode, 0x80, 0, 0, 0, 0];
+    let begun = Instant::now();
+    let mut bytes = part(0x02).to_vec();
+    bytes.extend(std::iter::repeat_n(part(0x00), 10_000).flatten());
+    bytes.extend(part(0x80));
+    client.get_mut().write_all(&bytes).await.unwrap();
+    // What was read last need not be waited for: a buffer full of it.
+    assert_eq!(closed(&mut client).await.unwrap().1, "not_canonical");
+    assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

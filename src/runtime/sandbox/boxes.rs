@@ -1,6 +1,7 @@
 //! What each level runs a command with: the confinement of this executable, a bubblewrap command
 //! line, a container engine's. Values only; the trials of [`super::level`] use the same ones.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,6 +16,8 @@ use crate::acp::value::Digest;
 const WORK_INSIDE: &str = "/work";
 const INPUT_INSIDE: &str = "/run/input.json";
 const PROGRESS_INSIDE: &str = "/run/progress";
+/// Where a socket of this process is inside a box of its own.
+pub(in crate::runtime) const SOCKET_INSIDE: &str = "/run/tools.sock";
 const EXECUTABLE_INSIDE: &str = "/run/commsd";
 
 /// Programs and libraries.
@@ -47,6 +50,8 @@ pub(super) struct Places {
     pub input: PathBuf,
     /// The FIFO for progress.
     pub progress: PathBuf,
+    /// A socket of this process, where the command gets one.
+    pub socket: Option<PathBuf>,
 }
 
 /// Paths as the command sees them: working directory, input, progress.
@@ -69,12 +74,15 @@ pub(super) struct Boxed<'a> {
     pub argv: &'a [String],
     /// Variables, for an engine that passes on only what it is told.
     pub env: &'a [(String, String)],
+    /// Those of them that may hold a secret: an engine finds them in its own environment, since a list of
+    /// arguments is everybody's to read.
+    pub lent: &'a BTreeMap<String, String>,
     pub policy: &'a SandboxPolicy,
     pub places: &'a Places,
     /// Paths that may be read besides the system's.
     pub read: &'a [PathBuf],
-    /// TCP port that may be connected to.
-    pub port: Option<u16>,
+    /// TCP ports that may be connected to.
+    pub ports: &'a [u16],
     /// Name of a container.
     pub container: &'a str,
 }
@@ -84,8 +92,8 @@ impl Boxed<'_> {
     pub fn confinement(&self, sandbox: &Sandbox) -> Result<Confinement, SandboxError> {
         let unavailable =
             |why: &str| SandboxError::Unavailable(self.isolation.as_str(), why.to_owned());
-        if self.port.is_some() && in_box(self.isolation) {
-            return Err(unavailable("the provider's broker cannot be reached from within"));
+        if !self.ports.is_empty() && in_box(self.isolation) {
+            return Err(unavailable("a port of this machine cannot be reached from within"));
         }
         let argv = self.argv.to_vec();
         let limits = Some(limits(self.policy));
@@ -97,7 +105,7 @@ impl Boxed<'_> {
                 unprivileged: true,
                 limits,
                 files: Some(self.files()),
-                calls: Some(if self.port.is_some() { Sockets::Tcp } else { Sockets::None }),
+                calls: Some(if self.ports.is_empty() { Sockets::None } else { Sockets::Tcp }),
                 ..plain
             },
             Isolation::Namespace => {
@@ -122,13 +130,13 @@ impl Boxed<'_> {
     }
 
     fn files(&self) -> Files {
-        let Places { work, input, progress } = self.places;
+        let Places { work, input, progress, .. } = self.places;
         let mut files = base_files();
         files.read.extend(self.read.iter().cloned());
         files.read.push(input.clone());
         files.devices.push(progress.clone());
         files.write.push(work.clone());
-        files.ports.extend(self.port);
+        files.ports.extend(self.ports);
         files
     }
 
@@ -152,6 +160,9 @@ impl Boxed<'_> {
             progress,
             PROGRESS_INSIDE,
         ]));
+        if let Some(socket) = &self.places.socket {
+            argv.extend(words(&["--bind", text(socket)?, SOCKET_INSIDE]));
+        }
         argv.extend(words(&["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]));
         argv.extend(words(&["--perms", "0700", "--size", &size, "--tmpfs", WORK_INSIDE]));
         argv.extend(words(&["--remount-ro", "/", "--chdir", WORK_INSIDE, "--", EXECUTABLE_INSIDE]));
@@ -174,14 +185,17 @@ impl Boxed<'_> {
         argv.push(format!("--ulimit=cpu={cpu_s}:{cpu_s}"));
         argv.extend(words(&["--ulimit=core=0:0", "--tmpfs"]));
         argv.push(format!("{WORK_INSIDE}:rw,mode=1777,size={size}"));
-        let Places { input, progress, .. } = self.places;
-        argv.push("--mount".to_owned());
-        argv.push(format!("type=bind,source={},target={INPUT_INSIDE},readonly", input.display()));
-        argv.push("--mount".to_owned());
-        argv.push(format!("type=bind,source={},target={PROGRESS_INSIDE}", progress.display()));
+        let Places { input, progress, socket, .. } = self.places;
+        let mount = |from: &Path, to: &str, how: &str| {
+            words(&["--mount", &format!("type=bind,source={},target={to}{how}", from.display())])
+        };
+        argv.extend(mount(input, INPUT_INSIDE, ",readonly"));
+        argv.extend(mount(progress, PROGRESS_INSIDE, ""));
+        argv.extend(socket.iter().flat_map(|socket| mount(socket, SOCKET_INSIDE, "")));
         for (name, value) in self.env.iter().filter(|(name, _)| name != "PATH") {
-            // No secret is among them: an adapter with a broker does not run in a box.
-            argv.extend(words(&["--env", &format!("{name}={value}")]));
+            let lent = self.lent.contains_key(name);
+            let given = if lent { name.clone() } else { format!("{name}={value}") };
+            argv.extend(words(&["--env", &given]));
         }
         argv.extend(words(&["--entrypoint", self.argv.first().map_or("", String::as_str)]));
         argv.push(engine.image.clone());
@@ -236,8 +250,8 @@ pub(super) fn kernel_trial(executable: &Path) -> Confinement {
 /// What the level `namespace` is tried with.
 pub(super) fn namespace_trial(executable: &Path) -> Result<Vec<String>, String> {
     let policy = super::most();
-    let places =
-        Places { work: PathBuf::new(), input: "/dev/null".into(), progress: "/dev/null".into() };
+    let null = PathBuf::from("/dev/null");
+    let places = Places { work: PathBuf::new(), input: null.clone(), progress: null, socket: None };
     let argv = greeting_argv(Path::new(EXECUTABLE_INSIDE))?;
     let inner = Confinement {
         argv,
@@ -250,10 +264,11 @@ pub(super) fn namespace_trial(executable: &Path) -> Result<Vec<String>, String> 
         isolation: Isolation::Namespace,
         argv: &[],
         env: &[],
+        lent: &BTreeMap::new(),
         policy: &policy,
         places: &places,
         read: &[],
-        port: None,
+        ports: &[],
         container: "",
     };
     boxed.bubblewrap(executable, &inner)

@@ -78,6 +78,8 @@ pub(super) enum Told {
     Output(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Bytes of its stderr.
     Stderr(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// The end of its stderr, where not all of it was told.
+    StderrEnd(#[serde(with = "serde_bytes")] Vec<u8>),
     /// A line of progress.
     Progress(#[serde(with = "serde_bytes")] Vec<u8>),
     /// No process of the run is left; the last frame.

@@ -23,7 +23,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub(in crate::runtime) use boxes::in_box;
+pub(in crate::runtime) use boxes::{SOCKET_INSIDE, in_box};
 pub use frame::Cause;
 pub use leftovers::reap_leftovers;
 pub use level::Level;
@@ -39,6 +39,8 @@ const FIRST_ARGUMENT: &str = "__sandbox";
 const PREFIX: &str = "run-";
 /// Bytes of stderr that are kept (design 10.3).
 pub const STDERR_MAX: u64 = 64 << 10;
+/// Bytes of the end of stderr that are kept besides, for whoever asks why a run failed.
+pub const STDERR_END: usize = 2 << 10;
 /// The image of containers (the public description's).
 const IMAGE: &str = "node:22-bookworm-slim";
 
@@ -167,8 +169,9 @@ impl Sandbox {
     }
 
     /// What runs a command at `isolation`, with what the level enforces and what is only watched.
+    /// `has_ports`: ports of this machine may be connected to, of which Landlock knows the numbers.
     #[must_use]
-    pub fn runtime(&self, isolation: Isolation) -> Runtime {
+    pub fn runtime(&self, isolation: Isolation, has_ports: bool) -> Runtime {
         let engine = self.engine.as_ref().filter(|_| isolation == Isolation::Oci);
         let (name, kept) = match isolation {
             Isolation::Oci => (
@@ -179,6 +182,11 @@ impl Sandbox {
                 "commsd with bubblewrap",
                 "enforced: files network disk output time, memory and cpu by process; \
                  watched: memory cpu pids",
+            ),
+            Isolation::Kernel if has_ports => (
+                "commsd with Landlock and seccomp",
+                "enforced: files output time, memory and cpu by process, network by port number; \
+                 watched: memory cpu pids disk",
             ),
             Isolation::Kernel => (
                 "commsd with Landlock and seccomp",
@@ -222,8 +230,15 @@ fn most() -> SandboxPolicy {
     }
 }
 
+/// Whether a run at this level can be let out to listed hosts: where it may connect to single ports
+/// of this machine, and the kernel keeps it from everything else.
+#[must_use]
+pub fn may_list_hosts(isolation: Isolation) -> bool {
+    isolation.is_at_least(Isolation::Kernel) && !in_box(isolation)
+}
+
 /// `policy` as it is applied at `isolation`: never above the limits here, and without limits (the
-/// largest numbers) at `none`. Lists of hosts are not offered.
+/// largest numbers) at `none`. Hosts are listed only where nothing else can be reached.
 #[must_use]
 pub fn applied(policy: &SandboxPolicy, isolation: Isolation) -> SandboxPolicy {
     let most = most();
@@ -239,13 +254,19 @@ pub fn applied(policy: &SandboxPolicy, isolation: Isolation) -> SandboxPolicy {
             ..most
         };
     }
+    let (network, allow_hosts) = if may_list_hosts(isolation) {
+        (policy.network, policy.allow_hosts.clone())
+    } else {
+        (most.network, most.allow_hosts)
+    };
     SandboxPolicy {
         isolation,
         allow_subprocess_fallback: policy.allow_subprocess_fallback,
+        network,
+        allow_hosts,
         memory_max_bytes: policy.memory_max_bytes.min(most.memory_max_bytes),
         pids_max: policy.pids_max.min(most.pids_max),
         cpu_time_max_ms: policy.cpu_time_max_ms.min(most.cpu_time_max_ms),
         disk_max_bytes: policy.disk_max_bytes.min(most.disk_max_bytes),
-        ..most
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,18 +12,21 @@ use std::time::Duration;
 
 use data_encoding::BASE32_NOPAD;
 use futures_util::{SinkExt as _, StreamExt as _};
+use tokio::net::UnixListener;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 use super::boxes::{Boxed, Places, in_box, seen};
 use super::frame::{CHUNK, Cause, Order, Report, Start, Told, Watch, codec, decode, encode};
 use super::leftovers::{self, RECORD, RUN_VARIABLE};
-use super::{FIRST_ARGUMENT, PREFIX, STDERR_MAX, Sandbox, SandboxError, confine};
+use super::{FIRST_ARGUMENT, PREFIX, STDERR_END, STDERR_MAX, Sandbox, SandboxError, confine};
 use crate::acp::objects::{Isolation, SandboxPolicy};
 use crate::acp::value::TaskId;
 
 /// How long the supervisor, which only waits, may take to accept an order.
 const ORDER: Duration = Duration::from_secs(10);
+/// The socket of a run's directory.
+const SOCKET: &str = "tools.sock";
 /// Programs are looked for in these directories, whatever the daemon's own environment says.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
@@ -33,7 +37,7 @@ pub struct Launch {
     pub task_id: TaskId,
     /// Program (a path, or a name on the fixed path) and arguments; never through a shell.
     pub argv: Vec<String>,
-    /// Variables besides those that every run has.
+    /// Variables besides those that every run has; they may hold a secret of the run.
     pub env: BTreeMap<String, String>,
     /// The input, as JSON.
     pub input: Vec<u8>,
@@ -45,8 +49,10 @@ pub struct Launch {
     pub max_wall_ms: u64,
     /// Bytes of stdout, after which the run is killed.
     pub max_stdout_bytes: u64,
-    /// The one TCP port that may be connected to where the level judges that.
-    pub port: Option<u16>,
+    /// The TCP ports that may be connected to where the level judges that.
+    pub ports: Vec<u16>,
+    /// Whether a box shows a socket of this process ([`Session::socket`]); for a level that is one.
+    pub socket: bool,
 }
 
 /// Something that a run did.
@@ -75,6 +81,8 @@ pub struct End {
     pub held_ms: u64,
     /// What was kept of stderr.
     pub stderr: Vec<u8>,
+    /// Its end, [`STDERR_END`] bytes at most.
+    pub stderr_end: Vec<u8>,
 }
 
 /// A run that goes on. Dropped before its end, it is killed by its supervisor.
@@ -85,7 +93,10 @@ pub struct Session {
     orders: Option<FramedWrite<ChildStdin, LengthDelimitedCodec>>,
     supervisor: Child,
     dir: PathBuf,
+    socket: Option<UnixListener>,
     stderr: Vec<u8>,
+    /// What followed after it, as far as it was the end.
+    stderr_end: Vec<u8>,
     /// The last that was told, until it is passed on.
     report: Option<Report>,
     ended: bool,
@@ -99,9 +110,14 @@ impl Sandbox {
     pub async fn start(&self, launch: Launch) -> Result<Session, SandboxError> {
         let run = run_id().map_err(SandboxError::Directory)?;
         let dir = self.settings.work_dir.join(&run);
-        let made = make_directory(&dir, &launch.input, launch.isolation == Isolation::Oci);
-        let session = match made {
-            Ok(places) => self.start_in(&launch, &run, &dir, &places).await,
+        let session = match make_directory(&dir, &launch) {
+            Ok((places, socket)) => {
+                let started = self.start_in(&launch, &run, &dir, &places).await;
+                started.map(|mut session| {
+                    session.socket = socket;
+                    session
+                })
+            }
             Err(error) => Err(SandboxError::Directory(error)),
         };
         if session.is_err() {
@@ -133,10 +149,11 @@ impl Sandbox {
             isolation,
             argv: &argv,
             env: &env,
+            lent: &launch.env,
             policy: &launch.policy,
             places,
             read: &read,
-            port: launch.port,
+            ports: &launch.ports,
             container: &container,
         };
         let confinement = boxed.confinement(self)?;
@@ -146,7 +163,7 @@ impl Sandbox {
         let engine = self.engine.as_ref().filter(|_| isolation == Isolation::Oci);
         // The engine's client needs to find its daemon and its storage; the command gets its own
         // variables from the engine.
-        let env = if engine.is_some() { client_environment(run) } else { env };
+        let env = if engine.is_some() { client_environment(run, &launch.env) } else { env };
         let start = Start {
             argv: [executable, FIRST_ARGUMENT, "confine", &text].map(str::to_owned).into(),
             env,
@@ -174,7 +191,9 @@ impl Sandbox {
             orders: Some(FramedWrite::new(stdin, codec())),
             supervisor,
             dir: dir.to_owned(),
+            socket: None,
             stderr: Vec::new(),
+            stderr_end: Vec::new(),
             report: None,
             ended: false,
         };
@@ -184,6 +203,11 @@ impl Sandbox {
 }
 
 impl Session {
+    /// The socket that the command can connect to, once.
+    pub fn socket(&mut self) -> Option<UnixListener> {
+        self.socket.take()
+    }
+
     /// Passes bytes to the command's stdin. A command that does not read them loses them.
     pub async fn send(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(CHUNK) {
@@ -236,6 +260,7 @@ impl Session {
                 Some(Told::Output(bytes)) => return Ok(Event::Output(bytes)),
                 Some(Told::Progress(line)) => return Ok(Event::Progress(line)),
                 Some(Told::Stderr(bytes)) => self.keep(&bytes),
+                Some(Told::StderrEnd(bytes)) => self.stderr_end = bytes,
                 Some(Told::Ended(report)) => self.report = Some(report),
                 None => {
                     self.abandon();
@@ -267,7 +292,9 @@ impl Session {
             return Err(SandboxError::NotStarted(why));
         }
         let Report { code, signal, cause, cpu_ms, held_ms, .. } = report;
-        Ok(Event::Ended(End { code, signal, cause, cpu_ms, held_ms, stderr }))
+        let mut stderr_end = [&stderr[..], &self.stderr_end].concat();
+        stderr_end.drain(..stderr_end.len().saturating_sub(STDERR_END));
+        Ok(Event::Ended(End { code, signal, cause, cpu_ms, held_ms, stderr, stderr_end }))
     }
 
     /// Kills a supervisor that does not do its work, and everything of the run. Blocking for the
@@ -318,11 +345,12 @@ fn run_id() -> io::Result<String> {
 
 /// Makes a run's directory. A container's user is another one, so it may read the input and write its
 /// progress; the directory itself, which the container does not see, keeps all others out.
-fn make_directory(dir: &Path, input: &[u8], for_container: bool) -> io::Result<Places> {
+fn make_directory(dir: &Path, launch: &Launch) -> io::Result<(Places, Option<UnixListener>)> {
     let places = Places {
         work: dir.join("work"),
         input: dir.join("input.json"),
         progress: dir.join("progress"),
+        socket: launch.socket.then(|| dir.join(SOCKET)),
     };
     for dir in [dir, &places.work] {
         DirBuilder::new().mode(0o700).create(dir)?;
@@ -333,23 +361,40 @@ fn make_directory(dir: &Path, input: &[u8], for_container: bool) -> io::Result<P
         .create_new(true)
         .mode(0o400)
         .open(&places.input)?
-        .write_all(input)?;
+        .write_all(&launch.input)?;
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mkfifoat(rustix::fs::CWD, &places.progress, mode)?;
-    if for_container {
-        for (path, mode) in [(&places.input, 0o444), (&places.progress, 0o622)] {
+    let socket = launch.socket.then(|| bind_in(dir)).transpose()?;
+    if launch.isolation == Isolation::Oci {
+        let socket = places.socket.as_ref().map(|socket| (socket, 0o622));
+        for (path, mode) in
+            [(&places.input, 0o444), (&places.progress, 0o622)].into_iter().chain(socket)
+        {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
         }
     }
-    Ok(places)
+    Ok((places, socket))
 }
 
-/// What a container engine's client is given of this process's environment.
-fn client_environment(run: &str) -> Vec<(String, String)> {
+/// Binds [`SOCKET`] in `dir`. A socket's address is shorter than a path can be, so on Linux the
+/// directory is named by its descriptor.
+fn bind_in(dir: &Path) -> io::Result<UnixListener> {
+    let opened = std::fs::File::open(dir)?;
+    let place = if cfg!(target_os = "linux") {
+        PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()))
+    } else {
+        dir.to_owned()
+    };
+    UnixListener::bind(place.join(SOCKET))
+}
+
+/// What a container engine's client is given of this process's environment, and what it is to pass on.
+fn client_environment(run: &str, lent: &BTreeMap<String, String>) -> Vec<(String, String)> {
     let names = ["CONTAINER_HOST", "DOCKER_CONTEXT", "DOCKER_HOST", "HOME", "XDG_RUNTIME_DIR"];
     let given = names.into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?)));
     let own = [("PATH", PATH.to_owned()), (RUN_VARIABLE, run.to_owned())];
-    given.chain(own).map(|(name, value)| (name.to_owned(), value)).collect()
+    let own = given.chain(own).map(|(name, value)| (name.to_owned(), value));
+    own.chain(lent.iter().map(|(name, value)| (name.clone(), value.clone()))).collect()
 }
 
 /// Removes a run's directory, also where the command took rights from itself.

@@ -22,7 +22,7 @@ use tokio_util::codec::{FramedRead, FramedWrite};
 
 use super::frame::{CHUNK, Cause, Order, Report, Start, Told, Watch, codec, decode, encode};
 use super::leftovers::Record;
-use super::{STDERR_MAX, tree};
+use super::{STDERR_END, STDERR_MAX, tree};
 
 /// How often limits are looked at (decision 50).
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -157,8 +157,8 @@ impl Run {
             input: Some(input),
             overflow,
             streams: vec![
-                tokio::spawn(carry(stdout, Told::Output, limit, Some(over), told.clone())),
-                tokio::spawn(carry(stderr, Told::Stderr, STDERR_MAX, None, told.clone())),
+                tokio::spawn(carry(stdout, limit, over, told.clone())),
+                tokio::spawn(carry_stderr(stderr, told.clone())),
             ],
             progress: tokio::spawn(carry_lines(progress, told.clone())),
             started: Instant::now(),
@@ -394,24 +394,41 @@ async fn feed(mut stdin: pipe::Sender, mut bytes: mpsc::Receiver<Vec<u8>>) {
 /// and `over` hears of it.
 async fn carry(
     mut stream: pipe::Receiver,
-    frame: fn(Vec<u8>) -> Told,
     limit: u64,
-    over: Option<mpsc::Sender<()>>,
+    over: mpsc::Sender<()>,
     told: mpsc::Sender<Told>,
 ) {
     let mut left = usize::try_from(limit).unwrap_or(usize::MAX);
     let mut buffer = vec![0; CHUNK];
     while let Ok(count) = stream.read(&mut buffer).await {
         let Some(bytes) = buffer.get(..count.min(left)).filter(|_| count > 0) else { return };
-        if count > left
-            && let Some(over) = &over
-        {
+        if count > left {
             let _said_already = over.try_send(());
         }
         left -= bytes.len();
-        if !bytes.is_empty() && told.send(frame(bytes.to_vec())).await.is_err() {
+        if !bytes.is_empty() && told.send(Told::Output(bytes.to_vec())).await.is_err() {
             return;
         }
+    }
+}
+
+/// Carries the beginning of stderr, and when it ends the end of the rest.
+async fn carry_stderr(mut stream: pipe::Receiver, told: mpsc::Sender<Told>) {
+    let mut left = usize::try_from(STDERR_MAX).unwrap_or(usize::MAX);
+    let mut end = Vec::new();
+    let mut buffer = vec![0; CHUNK];
+    while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+        let (first, rest) = buffer.get(..count).unwrap_or_default().split_at(count.min(left));
+        left -= first.len();
+        end.extend_from_slice(rest);
+        end.drain(..end.len().saturating_sub(STDERR_END));
+        if !first.is_empty() && told.send(Told::Stderr(first.to_vec())).await.is_err() {
+            return;
+        }
+    }
+    if !end.is_empty() {
+        // Nobody may be there any more.
+        let _unheard = told.send(Told::StderrEnd(end)).await;
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::draft;
-use super::terminal::say;
+use super::terminal::{quoted, say};
 use super::{Place, Surroundings, protocol};
 use crate::acp::code::Code;
 use crate::acp::endpoint::EndpointPolicy;
@@ -38,19 +38,21 @@ const DRAWN_ID: usize = 5 + 26;
 const LOOKED_AT: u64 = 500;
 
 /// Whose office is asked, and by which relays it may talk when it is opened for this call.
-struct Whom<'a> {
+pub(super) struct Whom<'a> {
     key: Option<&'a Path>,
     relays: &'a [String],
     endpoints: Option<EndpointPolicy>,
 }
 
 impl<'a> Whom<'a> {
-    const fn of(key: Option<&'a Path>) -> Self {
+    /// The office of a key, or the daemon's.
+    pub(super) const fn of(key: Option<&'a Path>) -> Self {
         Self { key, relays: &[], endpoints: None }
     }
 }
 
-fn ask(
+/// Asks an office, which is opened for the moment when it is that of a key and none runs.
+pub(super) fn ask(
     whom: &Whom<'_>,
     call: AcpCall,
     place: &Place,
@@ -290,7 +292,8 @@ fn task_text(task: &Value) -> String {
     if let Some(result) = task.get("deliverable").filter(|value| !value.is_null()) {
         rows.push(("result", output::printable(&result.to_string())));
     }
-    output::fields(&rows)
+    let complaint = task.get("stderr").and_then(Value::as_str).map(quoted).unwrap_or_default();
+    output::fields(&rows) + &complaint
 }
 
 pub(super) fn cancel(
@@ -343,9 +346,13 @@ fn short_did(did: &str) -> String {
     output::short(did.strip_prefix("did:key:").unwrap_or(did))
 }
 
-/// The task's title, and of a budget which limit is to be raised, and how far.
+/// The task's title, of a budget which limit is to be raised, and how far, and of a tool which one is
+/// used.
 fn question_title(question: &Value) -> String {
     let title = word(question, "title");
+    if let Some(target) = question.get("target").filter(|target| target.get("resource").is_some()) {
+        return format!("{title}: {} {}", word(target, "action"), word(target, "resource"));
+    }
     let number = |target: &Value, name: &str| target.get(name).and_then(Value::as_u64);
     let raised = question.get("target").and_then(|target| {
         let (from, to) = (number(target, "from")?, number(target, "to")?);
@@ -388,12 +395,15 @@ mod tests {
     }
 
     #[test]
-    fn a_raised_budget_is_told_with_the_title() {
+    fn what_is_asked_is_told_with_the_title() {
         let mut question = json!({ "title": "t", "target": { "gate": "contract_acceptance" } });
         assert_eq!(question_title(&question), "t");
         question["target"] = json!({ "gate": "budget_overrun", "metric": "maxTotalTokens",
             "from": 300, "to": 600 });
         assert_eq!(question_title(&question), "t: maxTotalTokens 300→600");
+        question["target"] =
+            json!({ "gate": "external_send", "action": "read", "resource": "mcp:a" });
+        assert_eq!(question_title(&question), "t: read mcp:a");
         assert_eq!(short_did("did:key:z6MkhaXgBZDvotDkL5257"), "z6MkhaXgBZDv");
     }
 
@@ -401,7 +411,10 @@ mod tests {
     fn a_strangers_words_cannot_move_the_cursor() {
         let task = json!({ "taskId": "task_1", "title": "a\u{1b}[2Jb", "status": "PROPOSED",
             "deliverable": { "x": "\u{202e}" }, "entries": 3 });
+        let mut task = task;
+        task["stderr"] = json!("one\n\u{1b}[2J\u{202e}two");
         let text = task_text(&task);
+        assert!(text.contains("\n│ one\n│ "), "{text}");
         assert!(!text.contains('\u{1b}') && !text.contains('\u{202e}'), "{text}");
     }
 }

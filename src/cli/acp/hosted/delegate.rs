@@ -7,22 +7,24 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::calls;
 use super::terminal::{Terminal, say};
 use super::worker::{audit_plan, serve_at};
 use super::{Place, Surroundings, form, protocol, stop_signals};
 use crate::acp::code::Code;
 use crate::acp::json::{canonical, parse};
+use crate::acp::objects::Network;
 use crate::acp::owner::Order;
-use crate::acp::value::{Name, Time};
+use crate::acp::value::{Name, TaskId, Time};
 use crate::api::acp::{AcpCall, Combine, DelegateMulti, DelegateTask, Work};
 use crate::api::types::ApiError;
-use crate::cli::acp::args::{DelegateArgs, Multi};
+use crate::cli::acp::args::{DelegateArgs, GrantedTool, Multi};
 use crate::cli::acp::{Failure, files};
 use crate::cli::{exit, output};
 use crate::codec::text::escape_untrusted;
 use crate::daemon::acp::delegation;
 use crate::daemon::acp::service::{self, Service};
-use crate::daemon::acp::{Office, OfficeError, orders, owner_dir};
+use crate::daemon::acp::{Office, OfficeError, Tool, orders, owner_dir};
 use crate::runtime::clock::unix_now;
 
 /// Bytes of an input or a schema on the command line or in a file.
@@ -44,8 +46,8 @@ pub(super) fn run(
         return Err(files::FileError::Exists { path: out.clone() }.into());
     }
     match &args.key {
-        Some(key) => here(args, work, key, place),
-        None => by_daemon(args, work, place, around),
+        Some(key) if args.parent.is_none() => here(args, work, key, place),
+        _ => by_office(args, work, place, around),
     }
 }
 
@@ -107,7 +109,11 @@ fn work(args: &DelegateArgs) -> Result<Work, Failure> {
         output_schema: Some(read_json("--output-schema", &args.output_schema)?),
         deadline_at: Some(Time::from(unix_now().plus(deadline)).to_string()),
         budget,
-        sandbox_policy: args.isolation.map(|level| json!({ "isolation": level })),
+        sandbox_policy: sandbox_policy(args),
+        tools: args.tools.iter().map(|tool| tool.name.to_string()).collect(),
+        tool_uses: args.tool_uses,
+        redelegation: args.redelegation,
+        parent_task_id: args.parent.as_ref().map(TaskId::to_string),
         auto_approve: args.auto_approve,
         wait_ms: None,
     };
@@ -122,6 +128,19 @@ fn work(args: &DelegateArgs) -> Result<Work, Failure> {
     Ok(work)
 }
 
+/// The members that were given; the others have their defaults.
+fn sandbox_policy(args: &DelegateArgs) -> Option<Value> {
+    let isolation = args.isolation.map(|level| ("isolation", json!(level)));
+    let hosts = (!args.allow_hosts.is_empty())
+        .then(|| [("network", json!(Network::Allowlist)), ("allowHosts", json!(args.allow_hosts))]);
+    let members: serde_json::Map<_, _> = isolation
+        .into_iter()
+        .chain(hosts.into_iter().flatten())
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    (!members.is_empty()).then_some(Value::Object(members))
+}
+
 fn combine(args: &DelegateArgs) -> Option<Combine> {
     args.multi.map(|multi| match multi {
         Multi::Race => Combine::Race,
@@ -129,8 +148,9 @@ fn combine(args: &DelegateArgs) -> Option<Combine> {
     })
 }
 
-/// Through the daemon, which goes on with the task whatever becomes of this command.
-fn by_daemon(
+/// Through the daemon, or the office of `--key` that has the task of which this is a part. It goes on
+/// with the task whatever becomes of this command.
+fn by_office(
     args: &DelegateArgs,
     work: Work,
     place: &Place,
@@ -140,6 +160,16 @@ fn by_daemon(
         return Err(usage(
             "--audit goes with --key",
             "the daemon keeps its tasks' logs; write one with: commsd acp task ID --audit FILE",
+        ));
+    }
+    if let Some(tool) = args.tools.iter().find(|tool| tool.command.is_some()) {
+        return Err(usage(
+            format!(
+                "--tool {} names a command, and none is run that is sent to an office",
+                tool.name
+            ),
+            "a daemon's tools are in [acp-tools] of its configuration; those of a part of a task are its \
+             requester's",
         ));
     }
     let work = Work { wait_ms: Some(crate::api::acp::MAX_WAIT_MS), ..work };
@@ -155,8 +185,13 @@ fn by_daemon(
             work,
         }),
     };
-    let terminal = Terminal::of_daemon(around, args.progress);
-    let answer = around.ask(call, |news| terminal.told(news))?;
+    let answer = match &args.key {
+        Some(key) => calls::ask(&calls::Whom::of(Some(key)), call, place, around)?,
+        None => {
+            let terminal = Terminal::of_daemon(around, args.progress);
+            around.ask(call, |news| terminal.told(news))?
+        }
+    };
     conclude(args, place, &answer)
 }
 
@@ -166,6 +201,7 @@ fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<Ex
     options.endpoints = args.access.policy();
     options.form = form(args.receive);
     options.audit = audit_plan(args.audit.clone());
+    options.tools = args.tools.iter().map(tool).collect::<Result<_, _>>()?;
     if let Some(path) = &options.audit.file
         && path.symlink_metadata().is_ok()
     {
@@ -192,6 +228,16 @@ fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<Ex
     })
 }
 
+/// A tool that this process runs.
+fn tool(granted: &GrantedTool) -> Result<Tool, Failure> {
+    let name = granted.name.clone();
+    let todo = "give --tool 'RESOURCE:ACTION=COMMAND'";
+    let Some(command) = &granted.command else {
+        return Err(usage(format!("--tool {name} has no command"), todo));
+    };
+    Tool::new(name, command).map_err(|error| usage(error.message(), todo))
+}
+
 async fn delegate(
     args: &DelegateArgs,
     work: Work,
@@ -204,9 +250,9 @@ async fn delegate(
     let orders: Vec<Order> = office
         .look(move |owner| {
             let now = unix_now();
-            let named = to
-                .iter()
-                .map(|to| orders::order(&work, orders::worker(owner, to, &relays, now)?, now));
+            let named = to.iter().map(|to| {
+                orders::order(&work, orders::worker(owner, to, &relays, now)?, None, now)
+            });
             named.collect()
         })
         .await?;

@@ -45,6 +45,12 @@ pub(super) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+/// What a program wrote before it failed, line by line behind a bar.
+pub(super) fn quoted(complaint: &str) -> String {
+    let lines = complaint.lines().map(|line| format!("│ {}\n", escape_untrusted(line)));
+    format!("the program's last words on stderr:\n{}", lines.collect::<String>())
+}
+
 impl Terminal {
     /// A terminal whose answers go to `office`, the one of `key`.
     pub(super) fn new(office: &Office, key: &Path, place: &Place, progress: bool) -> Self {
@@ -110,6 +116,9 @@ impl Terminal {
 impl Watcher for Terminal {
     fn moved(&self, standing: &Standing) {
         self.told(moved(standing));
+        if let Some(complaint) = standing.complaint.as_ref().filter(|_| standing.is_over()) {
+            say(quoted(complaint).trim_end());
+        }
     }
 
     fn asked(&self, question: &Question) {
