@@ -55,7 +55,7 @@ impl ToolName {
     /// What a token allows that grants this, whatever the arguments are.
     ///
     /// # Errors
-    /// None: one action is within the bounds.
+    /// None in practice: one action is within the bounds.
     pub fn capability(&self) -> Result<Capability> {
         Ok(Capability {
             resource: self.resource.clone(),

@@ -200,7 +200,7 @@ impl Place {
     }
 }
 
-fn sleeping(mark: &str) -> bool {
+pub fn sleeping(mark: &str) -> bool {
     let line = format!("sleep\0{mark}\0").into_bytes();
     fs::read_dir("/proc")
         .unwrap()

@@ -11,7 +11,7 @@ use commsd::acp::tool::ToolName;
 use commsd::acp::value::Read as _;
 use commsd::daemon::acp::delegation;
 use commsd::daemon::acp::{Local, Tool};
-use commsd::runtime::adapter::Job;
+use commsd::runtime::adapter::{Adapter, AdapterKind, Job};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -162,8 +162,12 @@ print encode_json({codes => [map { $_->{error}{code} || $_->{output} } @said]});
     let bob = Open::new(options).await.unwrap();
     let mut options = alice(dir.path(), &local);
     options.auto = vec![Gate::ExternalSend];
+    let mark = format!("{}", 90_000 + std::process::id() % 9999);
     options.tools = vec![
-        tool("mcp:tool/large:read", "head -c 600000 /dev/zero"),
+        tool(
+            "mcp:tool/large:read",
+            &format!("sh -c 'sleep {mark} & head -c 600000 /dev/zero; wait'"),
+        ),
         tool("mcp:tool/words:read", "echo no JSON"),
         tool("mcp:tool/fails:read", "false"),
         tool("mcp:tool/missing:read", "/nowhere/tool"),
@@ -187,6 +191,8 @@ print encode_json({codes => [map { $_->{error}{code} || $_->{output} } @said]});
         "USES_EXHAUSTED",
     ]);
     assert_eq!(standing.output.unwrap()["codes"], codes);
+    // Nothing of the one that was given up is left.
+    assert!(!crate::programs::sleeping(&mark));
     alice.close().await;
     bob.close().await;
 }
@@ -240,6 +246,44 @@ print encode_json(post($call));
     assert_eq!(ran.usage.tool_calls.map(|calls| calls.get()), Some(0));
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err(), "the tools live on");
     assert!(bench.is_clean());
+}
+
+#[tokio::test]
+async fn a_container_is_shown_a_socket_and_its_token_stands_on_no_command_line() {
+    if std::process::Command::new("curl").arg("--version").output().is_err() {
+        return;
+    }
+    let bench = Bench::new();
+    let log = bench.dir.path().join("engine.log");
+    // Answers for the image, and asks for the tools as what runs in the container would.
+    let engine = bench.program(
+        "podman",
+        &format!(
+            r#"#!/bin/sh
+printf '%s\n' "$@" >> {}
+case $1 in
+image) echo 1111111111111111111111111111111111111111111111111111111111111111 ;;
+run)
+    socket=$(printf '%s\n' "$@" | sed -n 's/^type=bind,source=\(.*\),target=.run.tools.sock$/\1/p')
+    curl -s --unix-socket "$socket" -H "Authorization: Bearer $TASK_TOOLS_TOKEN" http://localhost/v1/tools
+    echo "$TASK_TOOLS_TOKEN" > {}
+    ;;
+esac
+"#,
+            log.display(),
+            bench.dir.path().join("token").display(),
+        ),
+    );
+    let mut options = bench.options(AdapterKind::Command);
+    options.cmd = Some("node /app/main.js".into());
+    options.sandbox.engine = Some(engine);
+    let adapter = Adapter::from_options(options).unwrap();
+    let ran = crate::adapters::run(&adapter, granted(Isolation::Oci)).await;
+    assert_eq!(output(&ran)["grants"][0]["capabilities"][0]["resource"], "mcp:docs/*");
+    let token = std::fs::read_to_string(bench.dir.path().join("token")).unwrap();
+    assert_eq!(token.trim().len(), 43);
+    let words = std::fs::read_to_string(log).unwrap();
+    assert!(words.contains("\n--env\nTASK_TOOLS_TOKEN\n") && !words.contains(token.trim()));
 }
 
 #[tokio::test]

@@ -17,15 +17,16 @@ pub const MAX_ENDED: usize = 4096;
 /// How long a proposal is kept that this worker has not accepted, ms: for its owner to look at.
 pub const KEEP_REFUSED_MS: u64 = 3_600_000;
 
-/// Such proposals that are kept: others make them, and they cost nothing to make.
-pub const MAX_REFUSED: usize = 256;
+/// Such proposals that are kept: others make them, they cost nothing to make, and each may hold an
+/// input of 512 KiB.
+pub const MAX_REFUSED: usize = 64;
 
 /// How often those that are old are looked for, ms.
 const LOOK_MS: u64 = 600_000;
 
-/// How far the numbers are gone over before the oldest are forgotten, down to the number: the store is
-/// read through each time.
-const SLACK: usize = 64;
+/// So many more have ended before it is looked whether there are too many: the store is read through
+/// when some are forgotten.
+const SLACK: usize = 32;
 
 /// A task that has ended.
 struct Ended {
@@ -55,13 +56,15 @@ impl Owner {
         })
     }
 
-    /// When tasks are to be forgotten next.
+    /// When tasks are to be forgotten next; `None` when none has ended.
     pub(super) fn next_forgetting(&self) -> Option<UnixMillis> {
-        let (contracts, refused): (Vec<_>, Vec<_>) = self.ended().partition(|task| task.contract);
-        let nothing =
-            contracts.is_empty() && refused.is_empty() && self.gateway.forgotten.is_empty();
-        let full = contracts.len() > MAX_ENDED + SLACK || refused.len() > MAX_REFUSED + SLACK;
-        (!nothing).then_some(if full { UnixMillis(0) } else { self.look_at })
+        if self.ended_since < SLACK { self.look_at } else { Some(UnixMillis(0)) }
+    }
+
+    /// A task has ended.
+    pub(super) fn has_ended(&mut self, now: UnixMillis) {
+        self.ended_since += 1;
+        self.look_at.get_or_insert(now.plus(LOOK_MS));
     }
 
     /// Forgets what is old, and the oldest of what is too much.
@@ -69,7 +72,7 @@ impl Owner {
         if self.next_forgetting().is_none_or(|due| turn.now < due) {
             return;
         }
-        self.look_at = turn.now.plus(LOOK_MS);
+        self.ended_since = 0;
         let (contracts, refused): (Vec<_>, Vec<_>) = self.ended().partition(|task| task.contract);
         for (mut tasks, keep_ms, most) in
             [(contracts, KEEP_MS, MAX_ENDED), (refused, KEEP_REFUSED_MS, MAX_REFUSED)]
@@ -83,6 +86,9 @@ impl Owner {
             }
         }
         turn.out.rows.extend(self.gateway.forgotten.prune(turn.now));
+        let something = !self.gateway.forgotten.is_empty()
+            || self.gateway.tasks().any(|(_, log)| log.view().is_sealed());
+        self.look_at = something.then(|| turn.now.plus(LOOK_MS));
     }
 
     fn forget(&mut self, task: Digest, turn: &mut Turn<'_>) {

@@ -377,8 +377,10 @@ pub struct Owner {
     approvals: ApprovalBook,
     counters: UseCounters,
     journal: Option<GatewayEntry>,
-    /// When it is looked for ended tasks that are old.
-    look_at: UnixMillis,
+    /// When it is looked for ended tasks that are old; `None` while there is none.
+    look_at: Option<UnixMillis>,
+    /// Tasks that have ended since then.
+    ended_since: usize,
 }
 
 impl Owner {
@@ -400,7 +402,8 @@ impl Owner {
             approvals: ApprovalBook::new(),
             counters: UseCounters::new(),
             journal: None,
-            look_at: UnixMillis(0),
+            look_at: None,
+            ended_since: 0,
         }
     }
 
@@ -435,6 +438,8 @@ impl Owner {
                 (None, _) => return Err(unfit()),
             }
         }
+        // Some of them may be over.
+        self.look_at = Some(UnixMillis(0));
         for (key, records) in tasks {
             let own = records.iter().find_map(|record| match record {
                 TaskRecord::OwnKey { key } => Some(key.session_key_id.clone()),
@@ -673,6 +678,9 @@ impl Owner {
         let noted = match effect {
             Effect::Committed { seq, event, state, alone } => {
                 self.committed(task, event, turn);
+                if rules::is_terminal(state) {
+                    self.has_ended(turn.now);
+                }
                 let log = self.gateway.task(&task);
                 let at = usize::try_from(seq).unwrap_or(usize::MAX);
                 let entry = log.and_then(|log| log.entries().get(at));

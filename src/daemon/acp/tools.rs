@@ -9,6 +9,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::oneshot;
@@ -119,6 +120,30 @@ impl Toolbox {
     }
 }
 
+/// A command that was started, in a process group of its own: given up, it is killed with whatever it
+/// has started.
+struct Started(Option<Pid>);
+
+impl Started {
+    fn new(child: &tokio::process::Child) -> Self {
+        let id = child.id().and_then(|id| i32::try_from(id).ok());
+        Self(id.and_then(Pid::from_raw))
+    }
+
+    /// It has ended by itself; its number may be another's soon.
+    fn ended(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            let _gone_already = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
 async fn run(command: &[String], input: &[u8]) -> Result<Value> {
     let failed = |_| Error::new(Code::AdapterFailed, "the tool could not be run");
     let [program, arguments @ ..] = command else { return Err(failed(())) };
@@ -127,9 +152,11 @@ async fn run(command: &[String], input: &[u8]) -> Result<Value> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
+        .process_group(0)
         .kill_on_drop(true)
         .spawn()
         .map_err(|_| failed(()))?;
+    let mut started = Started::new(&child);
     let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(failed(()));
     };
@@ -146,8 +173,9 @@ async fn run(command: &[String], input: &[u8]) -> Result<Value> {
         return Err(Error::new(Code::OutputTooLarge, "the tool's answer is too long"));
     }
     let status = child.wait().await.map_err(|_| failed(()))?;
+    started.ended();
     if !status.success() {
-        return Err(Error::new(Code::AdapterFailed, "the tool failed"));
+        return Err(Error::new(Code::AdapterFailed, format!("the tool ended with {status}")));
     }
     parse(&output, MAX_ANSWER)
         .map_err(|_| Error::new(Code::OutputNotJson, "the tool's answer is no JSON"))
