@@ -50,8 +50,7 @@ pub struct Options {
     pub port: u16,
 }
 
-/// What whoever has started it is told.
-#[derive(Debug)]
+/// What whoever has started it is told. No `Debug`: it has the secret.
 pub enum News<'a> {
     /// The page is there.
     Ready {
