@@ -10,7 +10,7 @@
 //! | 2 | [`mesh`] the agent-comms peer, sans-I/O; [`acp`] the Agent Collaboration Protocol, sans-I/O; [`vault`] EchoesVault: a planner without I/O, and its executor |
 //! | 3 | [`store`] durable state, [`runtime`] tokio: sockets, timers, processes |
 //! | 4 | [`daemon`] composition |
-//! | 5 | [`api::client`], [`cli`], [`mcp`]: surfaces that only talk to the local API |
+//! | 5 | [`api::client`], [`cli`], [`mcp`], [`web`]: surfaces that only talk to the local API |
 //!
 //! How a message travels: agent -> local socket (`runtime`) -> `api` request, the sender stamped from
 //! the connection -> `daemon` -> `mesh::node` input -> outputs (frames for sessions, records for
@@ -28,3 +28,4 @@ pub mod mesh;
 pub mod runtime;
 pub mod store;
 pub mod vault;
+pub mod web;

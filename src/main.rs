@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         Command::Acp(args) => return acp(args, &invocation),
         Command::Run(_)
         | Command::Mcp { .. }
+        | Command::Web(_)
         | Command::Hook { .. }
         | Command::Service(_)
         | Command::Client(_) => {}
@@ -98,6 +99,11 @@ fn main() -> ExitCode {
                 Ok(code) => code,
                 Err(error) => cli::report(&error, json, exit::FAILED),
             }
+        }
+        Command::Web(args) => {
+            let Config { socket, other_socket, agent_comms_dir, .. } = config;
+            memory::stay_small();
+            cli::web::run(args, &Endpoint::find(socket, other_socket, agent_comms_dir), json)
         }
         Command::Hook { harness, wait } => {
             let Config { socket, other_socket, agent_comms_dir, .. } = config;

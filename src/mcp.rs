@@ -106,7 +106,7 @@ async fn serve(options: Options, cwd: String) -> ExitCode {
 }
 
 /// Completes at a signal that ends a process.
-async fn stopped() {
+pub(crate) async fn stopped() {
     let wait = |kind| async move {
         match signal(kind) {
             Ok(mut signal) => {

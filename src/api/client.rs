@@ -26,8 +26,9 @@ use tokio_util::task::AbortOnDropHandle;
 use super::acp::AcpNews;
 use super::types::rpc::{self, FromDaemon};
 use super::types::{
-    API_VERSION, AcpTold, ApiError, Call, Closing, Event, HelloParams, HelloResult, Label,
-    MAX_LINE_BYTES, MAX_REQUESTS_IN_FLIGHT, PROGRAM_VERSION, RequestId, notification,
+    API_VERSION, AcpTold, ApiError, AttachParams, Attached, Call, Closing, Event, HelloParams,
+    HelloResult, Label, MAX_LINE_BYTES, MAX_REQUESTS_IN_FLIGHT, PROGRAM_VERSION, RequestId,
+    notification,
 };
 
 /// How long connecting and `hello` may take. The daemon answers `hello` without asking anyone, so
@@ -42,6 +43,9 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// and the daemon keeps the events. A mailbox holds no more: whoever acknowledges one event after
 /// another, and waits for the answer each time, is never kept from it by the events behind.
 const NOTIFICATIONS: usize = 10_000;
+
+/// The harness of agents that shells and scripts use.
+const HARNESS: &str = "cli";
 
 /// The reason in `closing` of a daemon that goes down.
 const SHUTDOWN: &str = "shutdown";
@@ -162,17 +166,62 @@ impl Client {
         params: P,
         wait: Duration,
     ) -> Result<P::Output, ApiError> {
-        let method = P::METHOD;
         let limit = CALL_TIMEOUT.saturating_add(wait);
-        let result = timeout(limit, self.raw_call(method, &params)).await;
-        let result = result.map_err(|_| {
+        from_value(P::METHOD, self.timed_call(P::METHOD, &params, limit).await?)
+    }
+
+    /// Makes the connection the agent that shells and scripts call by this name (harness `cli`), which
+    /// is created on first use; or fails: acting as somebody else would be worse.
+    ///
+    /// # Errors
+    /// As [`Self::call`]; `cwd`; `agent_in_use`.
+    pub async fn act_as(&self, name: &Label) -> Result<Attached, ApiError> {
+        let cwd = std::env::current_dir().map_err(|error| {
+            let what = format!("cannot tell the working directory: {error}");
+            ApiError::new("cwd", what, "change into a directory that exists")
+        })?;
+        let harness = HARNESS
+            .parse()
+            .map_err(|what: String| ApiError::invalid_params(AttachParams::METHOD, what))?;
+        let params = AttachParams {
+            harness,
+            cwd: cwd.to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            key: Some(name.clone()),
+            name: Some(name.to_string()),
+            ephemeral: None,
+            project_room: None,
+            harness_pid: None,
+        };
+        let attached = self.call(params).await?;
+        match attached.reason {
+            None => Ok(attached),
+            Some(reason) => Err(ApiError::new(
+                "agent_in_use",
+                format!("cannot act as {name}: {reason}"),
+                "end the other client, or use another name",
+            )),
+        }
+    }
+
+    /// Asks for somebody whose method and parameters are values, and waits [`CALL_TIMEOUT`] at most.
+    /// Whether they fit is the daemon's to say.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub async fn call_value(&self, method: &str, params: &Value) -> Result<Value, ApiError> {
+        self.timed_call(method, params, CALL_TIMEOUT).await
+    }
+
+    async fn timed_call(&self, method: &str, params: &impl Serialize, limit: Duration) -> Answer {
+        let result = timeout(limit, self.raw_call(method, params)).await;
+        result.map_err(|_| {
             ApiError::new(
                 "timeout",
                 format!("{method}: the daemon did not answer within {} s", limit.as_secs()),
                 "see `commsd status` and the daemon's log",
             )
-        })??;
-        from_value(method, result)
+        })?
     }
 
     async fn raw_call(&self, method: &str, params: &impl Serialize) -> Answer {

@@ -19,7 +19,7 @@ use super::types::{
     RoomHistoryParams, RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams, RoomType,
     RoomsParams, SendParams, Text, Time, Timing, TrustAddParams, TrustCodeCreateParams,
     TrustCodeRedeemParams, TrustKind, TrustListParams, TrustRemoveParams, UpdateParams, VaultMode,
-    Visibility, WhoamiParams,
+    Visibility, WebUrlParams, WhoamiParams,
 };
 use crate::codec::time::UnixMillis;
 
@@ -585,6 +585,8 @@ actions! {
         /// the machine's name, 1 to 64 characters
         name: String,
     }
+    /// Show where your user's dashboard is.
+    WebUrl = "web_url" { ; }
 }
 
 /// The parameters of one action, with the name of a field that does not fit in the error.
@@ -872,6 +874,7 @@ impl Action {
             Self::PetnameClear(a) => PetnameClearParams { device: a.device.clone() }.into(),
             Self::PetnameList(_) => PetnamesParams {}.into(),
             Self::MachineName(a) => MachineNameParams { name: a.name.clone() }.into(),
+            Self::WebUrl(_) => WebUrlParams {}.into(),
         })
     }
 }

@@ -539,6 +539,10 @@ methods! {
     Acp(AcpParams) = "acp" => Value;
     /// The name that this machine gives itself.
     MachineName(MachineNameParams) = "machine.name" => MachineName;
+    /// A page for this machine's user is served.
+    WebAnnounce(WebAnnounceParams) = "web.announce" => WebUrl;
+    /// Where that page is.
+    WebUrl(WebUrlParams) = "web.url" => WebUrl;
 }
 
 /// Parameters from JSON, with the name of a field that does not fit in the error.
@@ -1195,10 +1199,12 @@ macro_rules! results {
 mod mesh;
 mod trust;
 mod vault;
+mod web;
 
 pub use mesh::*;
 pub use trust::*;
 pub use vault::*;
+pub use web::*;
 
 results! {
     /// The answer to a request that has nothing to tell.

@@ -12,6 +12,7 @@ use super::run::RunOptions;
 use super::service::ServiceCommand;
 use super::setup::SetupArgs;
 use super::trust::TrustCommand;
+use super::web::WebArgs;
 use crate::api::types::{
     Consent, GrantSecs, GrantTerms, Label, OwnStatus, PageSize, RoomType, Time, Timing, VaultMode,
     Visibility, WaitSecs,
@@ -72,6 +73,12 @@ pub enum Command {
         #[arg(long)]
         no_acp: bool,
     },
+
+    /// Serve a page for this machine's user: who is here, rooms, messages, what waits
+    ///
+    /// On 127.0.0.1 alone, until a signal comes. Only whoever has the address that is printed at the
+    /// start can open it.
+    Web(WebArgs),
 
     /// Bring a harness session what has come for its agent; for the harness's hooks
     ///

@@ -19,7 +19,7 @@ use crate::api::client::{Client, Notification, Notifications, disconnected};
 use crate::api::tool::render::device;
 use crate::api::types::{
     AcceptParams, Acked, ActionParams, AgentInfo, AgentList, AgentStatus, AgentsParams, Answered,
-    ApiError, AttachParams, Call, DaemonStopParams, DeliveryStatus, DmParams, EventsAckParams,
+    ApiError, Call, DaemonStopParams, DeliveryStatus, DmParams, EventsAckParams,
     EventsSubscribeParams, History, Inbox, InboxParams, Label, Logs, LogsParams, MAX_TEXT_BYTES,
     PendingKind, PendingList, PendingParams, PendingRequest, RejectParams, Room, RoomCreateParams,
     RoomDestroyParams, RoomHistoryParams, RoomInfo, RoomInviteParams, RoomJoinParams,
@@ -36,8 +36,6 @@ pub(super) const PROGRAM: &str = "commsd-cli";
 /// the pause between two looks.
 const STOP_WITHIN: Duration = Duration::from_secs(20);
 const STOP_POLL: Duration = Duration::from_millis(20);
-/// The harness of agents that shells and scripts use.
-const HARNESS: &str = "cli";
 
 /// Why a command did not get done.
 #[derive(Debug)]
@@ -242,32 +240,7 @@ impl Session {
     /// Makes the connection the agent, or fails: acting as somebody else would be worse.
     /// Answers its id.
     pub(super) async fn attach(&self, agent: &AsAgent) -> Result<String, Failure> {
-        let cwd = std::env::current_dir().map_err(|error| {
-            let what = format!("cannot tell the working directory: {error}");
-            ApiError::new("cwd", what, "change into a directory that exists")
-        })?;
-        let harness = HARNESS
-            .parse()
-            .map_err(|what: String| ApiError::invalid_params(AttachParams::METHOD, what))?;
-        let params = AttachParams {
-            harness,
-            cwd: cwd.to_string_lossy().into_owned(),
-            pid: std::process::id(),
-            key: Some(agent.name.clone()),
-            name: Some(agent.name.to_string()),
-            ephemeral: None,
-            project_room: None,
-            harness_pid: None,
-        };
-        let attached = self.client.call(params).await?;
-        match attached.reason {
-            None => Ok(attached.agent),
-            Some(reason) => Err(Failure::Api(ApiError::new(
-                "agent_in_use",
-                format!("cannot act as {}: {reason}", agent.name),
-                "end the other client, or use another name",
-            ))),
-        }
+        Ok(self.client.act_as(&agent.name).await?.agent)
     }
 
     async fn attach_if(&self, name: Option<Label>) -> Result<(), Failure> {

@@ -15,6 +15,7 @@ mod service;
 mod setup;
 mod trust;
 pub mod vault;
+pub mod web;
 
 use std::ffi::OsString;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -192,6 +193,16 @@ pub fn execute(command: ClientCommand, endpoint: &Endpoint, json: bool) -> ExitC
 
 /// Runs a command that asks the daemon, until it is done or interrupted; says what went wrong.
 fn drive(json: bool, work: impl Future<Output = Result<ExitCode, client::Failure>>) -> ExitCode {
+    block_on(json, async {
+        tokio::select! {
+            done = work => done,
+            _ = tokio::signal::ctrl_c() => Ok(exit::INTERRUPTED.into()),
+        }
+    })
+}
+
+/// Runs something that asks the daemon to its end; says what went wrong.
+fn block_on(json: bool, work: impl Future<Output = Result<ExitCode, client::Failure>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -199,13 +210,7 @@ fn drive(json: bool, work: impl Future<Output = Result<ExitCode, client::Failure
             return report(&error, json, exit::FAILED);
         }
     };
-    let done = runtime.block_on(async {
-        tokio::select! {
-            done = work => done,
-            _ = tokio::signal::ctrl_c() => Ok(exit::INTERRUPTED.into()),
-        }
-    });
-    match done {
+    match runtime.block_on(work) {
         Ok(code) => code,
         Err(client::Failure::Api(error)) => {
             let code = match error.code.as_str() {

@@ -15,6 +15,7 @@ mod listeners;
 pub mod logging;
 mod names;
 mod owner;
+mod pages;
 mod project_rooms;
 pub mod relay_hub;
 mod requests;
@@ -38,6 +39,7 @@ use self::identities::{Identities, SlotRequest};
 use self::keeping::Keeper;
 use self::logging::{emit, event};
 use self::owner::{Owner, Sources};
+use self::pages::Pages;
 use self::trust::TrustFile;
 use self::vaults::Desk;
 use crate::acp::value::Name;
@@ -381,6 +383,7 @@ pub async fn serve(
         clients: HashMap::new(),
         followers: BTreeMap::new(),
         watchers: BTreeSet::new(),
+        pages: Pages::default(),
         hosted: BTreeMap::new(),
         opening,
         opening_slots: Vec::new(),

@@ -23,6 +23,7 @@ use super::identities::{Identities, OpenError, OpenSlot};
 use super::keeping::Keeper;
 use super::listeners::Listener;
 use super::logging::{self, Ring, emit, event};
+use super::pages::Pages;
 use super::project_rooms::{Project, SETTLE_EVERY};
 use super::trust::TrustFile;
 use super::vaults::{Desk, Done, OperatorReply, VaultReply};
@@ -182,6 +183,8 @@ pub(super) struct Owner {
     pub(super) followers: BTreeMap<ConnId, u64>,
     /// Clients that get changes.
     pub(super) watchers: BTreeSet<ConnId>,
+    /// Where the page for this machine's user is.
+    pub(super) pages: Pages,
     pub(super) hosted: BTreeMap<DeviceId, Hosted>,
     pub(super) opening: mpsc::Sender<Opening>,
     pub(super) opening_slots: Vec<String>,
@@ -358,6 +361,7 @@ impl Owner {
         self.clients.remove(&conn);
         self.followers.remove(&conn);
         self.watchers.remove(&conn);
+        self.pages.gone(conn);
         self.actions.retain(|(of, _), _| *of != conn);
         self.waiting.retain(|waiting| waiting.conn() != conn);
     }

@@ -271,6 +271,8 @@ impl Owner {
             }
             Request::VaultRevoke(params) => self.vault_revoke(conn, id, params),
             Request::Acp(AcpParams(call)) => self.acp_call(conn, id, *call),
+            Request::WebAnnounce(params) => self.web_announce(conn, &id, params),
+            Request::WebUrl(_) => self.web_url(conn, &id),
             Request::HookTake(params) => self.hook_take(conn, id, params),
             Request::HookShown(_) => {
                 self.hook_shown(conn);
@@ -590,7 +592,9 @@ impl Owner {
             | Request::Petnames(_)
             | Request::PetnameSet(_)
             | Request::PetnameClear(_)
-            | Request::MachineName(_) => return Ok(()),
+            | Request::MachineName(_)
+            | Request::WebAnnounce(_)
+            | Request::WebUrl(_) => return Ok(()),
         };
         self.command(conn, id, agent, command, reply);
         Ok(())

@@ -7,7 +7,6 @@ mod fault;
 mod feed;
 mod keeper;
 mod socket;
-mod stall;
 mod stream;
 mod waiters;
 
@@ -33,10 +32,10 @@ use tokio_util::task::TaskTracker;
 
 use self::fault::Fault;
 use self::keeper::{Desk, Job, Keeper};
-use self::stall::Stalling;
 use super::clock::{Clock, unix_now};
 use super::http::{CertificateError, acceptor};
 use super::listener::{BindError, SourceGuard, Sources, bind, source_of, tune};
+use super::stall::Stalling;
 use super::tls::MAX_TLS_BUFFER;
 use crate::acp::endpoint::{Endpoint, EndpointPolicy, Host};
 use crate::acp::relay::rate::Allowance;

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use crate::bench::soon;
 use crate::daemon::{Daemon, Ports};
 use crate::mcp::Harness;
+use crate::web::Web;
 
 /// The program, as a user whose home is `place`.
 fn commsd(place: &Path, args: &[&str]) -> Command {
@@ -294,6 +295,21 @@ async fn the_owner_is_asked_and_answers_by_the_command_line_and_no_agent_can() {
     let again =
         commsd(place.dir.path(), &["--home", home, "acp", "approvals", "approve", &id]).output();
     assert_eq!(soon(again).await.unwrap().status.code(), Some(1));
+}
+
+#[tokio::test]
+async fn the_owner_answers_from_the_page() {
+    let place = Place::new().await;
+    let (_worker, invite) = place.echo().await;
+    let daemon = place.daemon().await;
+    let web = Web::start(&daemon).await;
+    let (order, mut told) = order(&daemon, work(&invite, false));
+    let (id, task_id) = news(&mut told, question).await;
+    let waits = web.done("operator", "acp", json!({"op": "list_approvals"})).await;
+    assert_eq!((&waits[0]["id"], &waits[0]["taskId"]), (&json!(id), &json!(task_id)));
+    let yes = json!({"op": "answer", "id": id, "approve": true});
+    web.done("operator", "acp", yes).await;
+    assert_eq!(soon(order).await.unwrap().unwrap()["status"], "SETTLED");
 }
 
 #[tokio::test]

@@ -1160,6 +1160,7 @@ fn documents_point_to_what_is_there() {
         "docs/hub.md",
         "docs/mcp.md",
         "docs/performance.md",
+        "docs/web.md",
         "tests/daemon/help.txt",
         "tests/daemon/help-acp.txt",
     ] {
@@ -1184,6 +1185,7 @@ async fn help_texts_are_as_recorded() {
         "",
         "run",
         "hub",
+        "web",
         "completions",
         "status",
         "whoami",

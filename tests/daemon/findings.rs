@@ -12,7 +12,7 @@ use crate::bench::soon;
 use crate::daemon::{Daemon, Ports};
 use crate::mcp::{Harness, friends};
 
-/// D2, D3, D4: no web site reaches the daemon. Its doors speak no HTTP; what a browser can send ends
+/// D3: no web site reaches the daemon. Its doors speak no HTTP; what a browser can send ends
 /// the connection, and nothing else.
 #[tokio::test]
 async fn a_browser_gets_nowhere_at_any_door() {

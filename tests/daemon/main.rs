@@ -27,3 +27,4 @@ mod setup;
 mod signals;
 mod transport;
 mod vault_mesh;
+mod web;

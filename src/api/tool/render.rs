@@ -14,7 +14,8 @@ use crate::api::types::{
     DmOpened, DmRevoked, History, MachineName, MeshAdapter, MeshAdvertised, MeshConnected,
     MeshDiscovered, MeshGraph, MeshInterfaces, MeshListener, MeshListeners, MeshTrace,
     MeshUnadvertised, MeshVersion, MeshVisibilities, PendingKind, PendingList, Petname, Petnames,
-    Room, RoomList, SendResult, TrustChanged, TrustCode, TrustCodeRedeemed, Trusted, Whoami,
+    Room, RoomList, SendResult, TrustChanged, TrustCode, TrustCodeRedeemed, Trusted, WebUrl,
+    Whoami,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
@@ -350,6 +351,10 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
                 Some(name) => format!("This machine is called {}", quoted(&name)),
                 None => "This machine gives itself no name".to_owned(),
             })
+        }
+        Action::WebUrl(_) => {
+            let page: WebUrl = typed(value)?;
+            done(page.url)
         }
     }
 }

@@ -1,0 +1,357 @@
+// The page of `commsd web`. What others have written is only ever set as text.
+
+/** How long changes are gathered before what is shown is fetched anew, ms. */
+const GATHER = 500;
+/** Messages of a conversation that are shown. */
+const SHOWN = 200;
+/** Everything is fetched anew so often: not all that changes is told. */
+const REFRESH = 15000;
+/** Pause before the stream of news is opened again after the server has refused it, ms. */
+const REOPEN = 3000;
+
+const $ = (id) => document.getElementById(id);
+
+/** What is known: nothing is kept beyond the page. */
+const known = { me: null, agents: [], rooms: [], inbox: [], talk: null, messages: [] };
+
+// --- asking ------------------------------------------------------------------------------------
+
+/** Asks the daemon, as the page's agent or as the operator. */
+async function ask(method, params = {}, as = "agent") {
+  const answer = await fetch("/api", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ method, params, as }),
+  });
+  if (!(answer.headers.get("content-type") ?? "").startsWith("application/json")) {
+    throw new Error((await answer.text()).trim() || `HTTP ${answer.status}`);
+  }
+  const { result, error } = await answer.json();
+  if (error) throw new Error(error.todo ? `${error.message} — ${error.todo}` : error.message);
+  return result;
+}
+
+function complain(error) {
+  $("notice").textContent = error ? (error.message ?? String(error)) : "";
+  $("notice").hidden = !error;
+}
+
+/** Does what a button or form is for, and says what went wrong. */
+async function act(button, work) {
+  if (button) button.disabled = true;
+  try {
+    await work();
+    complain(null);
+  } catch (error) {
+    complain(error);
+  } finally {
+    if (button) button.disabled = false;
+  }
+  soon();
+}
+
+// --- making ------------------------------------------------------------------------------------
+
+/** An element with text or elements in it. */
+function make(tag, options, ...inside) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(options ?? {})) {
+    if (name === "click") element.addEventListener("click", value);
+    else if (name === "key") element.dataset.key = value;
+    else if (name === "class") element.className = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...inside);
+  return element;
+}
+
+/** Somebody else's words: their direction stays theirs. */
+const words = (text) => make("bdi", null, text ?? "");
+const short = (id) => (id ?? "").slice(0, 12);
+const roomName = (path) => (path ?? "").split("/").slice(1).join("/");
+const time = (iso) => new Date(iso).toLocaleString();
+const who = (name, id) => make("span", null, words(name ?? "somebody"), ` ${short(id)}`);
+const button = (text, key, click, label) => {
+  const made = make("button", { type: "button", key }, text);
+  if (label) made.setAttribute("aria-label", label);
+  made.addEventListener("click", () => act(made, click));
+  return made;
+};
+
+/** Shows rows in the place of others; the keyboard stays where it was. */
+function show(id, rows, none) {
+  const place = $(id);
+  const key = place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const empty = none ? [make("li", { class: "quiet" }, none)] : [];
+  place.replaceChildren(...(rows.length ? rows : empty));
+  if (key) [...place.querySelectorAll("[data-key]")].find((e) => e.dataset.key === key)?.focus();
+}
+
+function showMachine(status) {
+  const health = status.health.map((found) =>
+    make("li", { class: found.severity }, `${found.severity} ${found.code}: `, words(found.text),
+      make("p", { class: "quiet" }, words(found.todo))));
+  show("health", health, "Everything is as it should be.");
+  const uptime = Math.round(status.uptimeMs / 60000);
+  const rows = [
+    ["Version", status.version],
+    ["Process", `${status.pid}, for ${uptime} min`],
+    ["Device", status.device],
+    ["Port", `${status.port.number}, ${status.port.held ? "held here" : "held elsewhere"}`],
+    ["Coordinator", status.coordinator.holder ? `${short(status.coordinator.holder)}${status.coordinator.held ? ", here" : ""}` : "none"],
+    ["Agents here", String(status.agents)],
+    ["Waiting", `${status.queues.outgoing} to go out, ${status.queues.inbound} unread`],
+  ];
+  if (status.hub) rows.push(["Hub", `${status.hub.url}, ${status.hub.since ? "connected" : "not connected"}`]);
+  $("status").replaceChildren(...rows.flatMap(([name, value]) => [make("dt", null, name), make("dd", null, words(value))]));
+  const peers = status.peers.map((peer) =>
+    make("li", null, short(peer.device), make("p", { class: "quiet" },
+      words(peer.address), peer.machineLocal ? ", this machine" : ", elsewhere", `, since ${time(peer.since)}`)));
+  show("peers", peers, "No peers.");
+}
+
+function showRooms() {
+  const rows = known.rooms.map((room) => make("li", null,
+    words(room.name), make("p", { class: "quiet" }, `${room.type}, ${room.members} in it `, words(room.description)),
+    make("p", { class: "row" }, room.joined
+      ? button("Open", room.path, () => open({ room: room.path, name: room.name }), `Open ${room.name}`)
+      : button("Join", room.path, () => join(room.path), `Join ${room.name}`))));
+  show("rooms", rows, "No rooms.");
+}
+
+function showAgents() {
+  const rows = known.agents.filter((agent) => agent.id !== known.me).map((agent) => make("li", null,
+    who(agent.name, agent.id),
+    make("p", { class: "quiet" }, `${agent.status}, ${agent.local ? "here" : "elsewhere"}, `, words(agent.harness), " ", words(agent.cwd)),
+    make("p", { class: "row" }, button("Write", agent.id, () => open({ agent: agent.id, name: agent.name }), `Write to ${agent.name}`))));
+  show("agents", rows, "Nobody else.");
+}
+
+/** What an event of the mailbox says, in a line. */
+function tell(event) {
+  const room = (path) => words(roomName(path));
+  const agent = who(event.agentName, event.agent);
+  switch (event.type) {
+    case "dm":
+      return [who(event.fromName, event.message.from), " wrote:", make("p", { class: "said" }, words(event.message.content))];
+    case "room_message":
+      return [who(event.fromName, event.message.from), " in ", room(event.message.room), ":",
+        make("p", { class: "said" }, words(event.message.content))];
+    case "room_invite":
+      return [who(event.fromName, event.from), " invites you to ", room(event.room)];
+    case "room_join_request":
+      return [who(event.requesterName, event.requesterId), " asks you"];
+    case "member_joined":
+      return [agent, " has joined ", room(event.room)];
+    case "member_left":
+      return [agent, " has left ", room(event.room)];
+    case "delivery_status":
+      return ["Your message to ", agent, ": ", words(event.delivery.status), " ", words(event.delivery.reason ?? event.delivery.code)];
+    case "messages_read":
+      return [agent, ` has read ${event.messageIds.length} of your messages`];
+    case "room_members":
+      return [`${event.members.length} are in `, room(event.room)];
+    case "join_outcome":
+      return [room(event.room), event.accepted ? ": you are let in" : ": you are not let in ", words(event.reason)];
+    default:
+      return [words(event.type)];
+  }
+}
+
+function showInbox() {
+  show("inbox", known.inbox.map((event) => make("li", null, ...tell(event))), "Nothing unread.");
+  $("read").hidden = !known.inbox.length;
+}
+
+/** What somebody asks for, in words. */
+function wanted(asked) {
+  switch (asked.kind) {
+    case "dm": return ["asks to write to you"];
+    case "room": return ["asks to join ", words(roomName(asked.room))];
+    case "capability": return ["asks for ", words(asked.capability), " on ", words(asked.share), ", for 30 days"];
+    case "mesh": return ["asks to connect to this machine"];
+    default: return [words(asked.kind)];
+  }
+}
+
+function showAsks(asks, approvals) {
+  const rows = asks.map((asked) => {
+    // On permissions and machines the machine's user decides, on the rest the agent that is asked.
+    const as = asked.kind === "capability" || asked.kind === "mesh" ? "operator" : "agent";
+    const name = asked.requesterName ?? short(asked.requester);
+    return make("li", null, who(asked.requesterName, asked.requester), " ", ...wanted(asked),
+      make("p", { class: "quiet" }, `since ${time(asked.at)}, full id ${asked.requester}`),
+      make("p", { class: "row" },
+        button("Yes", `yes ${asked.id}`, () => ask("accept", { id: asked.id }, as), `Yes to ${name}`),
+        button("No", `no ${asked.id}`, () => ask("reject", { id: asked.id }, as), `No to ${name}`)));
+  });
+  const work = approvals.map((asked) => {
+    const answer = (approve) => () => ask("acp", { op: "answer", id: asked.id, approve }, "operator");
+    return make("li", null, `Work, ${asked.gate}: `, words(asked.title),
+      make("p", { class: "quiet" }, "with ", words(asked.peer), `, until ${time(asked.expiresAt)}`),
+      ...(asked.about ?? []).map((line) => make("p", { class: "said" }, words(line))),
+      make("p", { class: "row" },
+        button("Yes", `yes ${asked.id}`, answer(true), `Yes to ${asked.gate} of ${asked.title}`),
+        button("No", `no ${asked.id}`, answer(false), `No to ${asked.gate} of ${asked.title}`)));
+  });
+  show("asks", [...rows, ...work], "Nobody waits for you.");
+}
+
+function showTalk() {
+  const talk = known.talk;
+  $("say").hidden = !talk;
+  $("leave").hidden = !talk?.room;
+  if (!talk) {
+    $("talk-about").textContent = "Choose a room or an agent.";
+    show("messages", []);
+    return;
+  }
+  $("talk-about").replaceChildren(talk.room ? "Room " : "With ", words(talk.name), ` ${short(talk.agent ?? "")}`);
+  const list = $("messages");
+  const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+  show("messages", known.messages.map((message) => make("li", null,
+    who(message.fromName, message.from), " ", make("time", { class: "quiet", datetime: message.at }, time(message.at)),
+    make("p", { class: "said" }, words(message.text)))), "No messages yet.");
+  if (atEnd) list.scrollTop = list.scrollHeight;
+}
+
+// --- doing -------------------------------------------------------------------------------------
+
+async function open(talk) {
+  known.talk = talk;
+  known.messages = [];
+  $("sent").textContent = "";
+  await readTalk();
+  $("say-text").focus();
+}
+
+async function join(room) {
+  const joined = await ask("room.join", { room });
+  if (joined.status) throw new Error("The owner has to decide; the inbox will tell.");
+  await open({ room: joined.path, name: joined.name });
+}
+
+/** Fetches what the conversation has that is not shown yet. */
+async function readTalk() {
+  const talk = known.talk;
+  if (!talk) return showTalk();
+  const since = known.messages.at(-1)?.seq;
+  try {
+    const history = await ask("room.history", { room: talk.room ?? talk.agent, limit: SHOWN, since });
+    // Meanwhile another one may have been chosen, or this one been read.
+    if (known.talk !== talk || known.messages.at(-1)?.seq !== since) return;
+    known.messages = [...known.messages, ...history.messages].slice(-SHOWN);
+  } catch (error) {
+    // With an agent that was never written to there is none.
+    if (talk.room) throw error;
+  }
+  showTalk();
+}
+
+/** Fetches everything that is shown. */
+async function refresh() {
+  const [watching, inbox, pending, approvals] = await Promise.all([
+    ask("watch"),
+    ask("inbox", { max: 100, peek: true }),
+    ask("pending.list"),
+    ask("acp", { op: "list_approvals" }, "operator").catch(() => []),
+  ]);
+  const { status, agents, rooms } = watching.snapshot;
+  Object.assign(known, { agents, rooms, inbox: inbox.events });
+  showMachine(status);
+  showRooms();
+  showAgents();
+  showInbox();
+  showAsks(pending.requests, approvals);
+  await readTalk();
+}
+
+let due = null;
+let busy = false;
+/** Fetches anew, once for all that happens within a moment, and one after the other. */
+function soon() {
+  due ??= setTimeout(async () => {
+    due = null;
+    // One that nobody sees is fetched when somebody does.
+    if (document.hidden) return;
+    if (busy) return soon();
+    busy = true;
+    try {
+      await refresh();
+    } catch (error) {
+      complain(error);
+    } finally {
+      busy = false;
+    }
+  }, GATHER);
+}
+
+$("say").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const { room, agent } = known.talk;
+  const text = $("say-text").value;
+  act(event.submitter, async () => {
+    const sent = await (room ? ask("send", { room, text }) : ask("dm.send", { agent, text }));
+    $("say-text").value = "";
+    const waiting = sent.deliveries.filter((delivery) => !["delivered", "read"].includes(delivery.status));
+    const state = (delivery) => `${delivery.agentName ?? short(delivery.agent)}: ${delivery.status.replace("_", " ")}`;
+    $("sent").textContent = waiting.length ? waiting.map(state).join(", ") : "Delivered.";
+    await readTalk();
+  });
+});
+
+$("leave").addEventListener("click", (event) => act(event.currentTarget, async () => {
+  await ask("room.leave", { room: known.talk.room });
+  known.talk = null;
+  showTalk();
+}));
+
+$("join").addEventListener("submit", (event) => {
+  event.preventDefault();
+  act(event.submitter, async () => {
+    await join($("join-room").value);
+    $("join-room").value = "";
+  });
+});
+
+$("write").addEventListener("submit", (event) => {
+  event.preventDefault();
+  act(event.submitter, async () => {
+    const to = $("write-to").value;
+    const found = known.agents.find((agent) => agent.id === to || agent.name === to);
+    await open({ agent: found?.id ?? to, name: found?.name ?? to });
+    $("write-to").value = "";
+  });
+});
+
+$("read").addEventListener("click", (event) => act(event.currentTarget, async () => {
+  const last = known.inbox.at(-1);
+  if (last) await ask("events.ack", { seq: last.seq });
+}));
+
+document.addEventListener("visibilitychange", soon);
+
+// --- news --------------------------------------------------------------------------------------
+
+function listen() {
+  const stream = new EventSource("/events");
+  stream.addEventListener("state", (news) => {
+    const state = JSON.parse(news.data);
+    known.me = state.agent ?? known.me;
+    $("connection").replaceChildren(...(state.connected
+      ? ["You are ", words(state.name), ` ${short(state.agent)}; commsd ${state.version}`]
+      : ["The daemon is gone: ", words(state.error.message), "; this page waits for it."]));
+    if (state.connected) {
+      complain(null);
+      soon();
+    }
+  });
+  for (const kind of ["event", "change", "missed"]) stream.addEventListener(kind, soon);
+  stream.addEventListener("error", () => {
+    $("connection").textContent = "No connection to `commsd web`; is it still running?";
+    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, REOPEN);
+  });
+}
+
+listen();
+setInterval(soon, REFRESH);
