@@ -493,7 +493,7 @@ print $answer =~ s/.*\r\n\r\n//sr;
     let place = Place::new().await;
     std::fs::write(place.path("program.pl"), PROGRAM).unwrap();
     let cmd = format!("perl {}", place.path("program.pl").display());
-    let (_worker, invite) = X
+    let (_worker, invite) = place.worker("perl", &cmd, &["--auto-accept"]).await;
     let home = Arc::new(tempfile::tempdir().unwrap());
     let config = format!(
         "acp-relays = [\"{}\"]\n[acp-tools]\n\"mcp:docs/**:read\" = \"/bin/cat\"\n",
