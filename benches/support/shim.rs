@@ -1,7 +1,7 @@
 //! `commsd mcp` as a harness starts it, as far as its start and its size go.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -11,6 +11,8 @@ use super::daemon::{Daemon, Memory};
 /// A session that has been answered and has called one tool.
 pub struct Shim {
     child: Child,
+    /// Its session lasts as long as this.
+    stdin: Option<ChildStdin>,
     /// From its start to the answer to `initialize`.
     pub answered: Duration,
     /// After the call.
@@ -43,13 +45,18 @@ impl Shim {
         write!(stdin, "{ready}\n{call}\n").unwrap();
         lines.next().unwrap().unwrap();
         let memory = Memory::of(child.id());
-        Self { child, answered, memory }
+        Self { child, stdin: Some(stdin), answered, memory }
+    }
+
+    /// What it takes now.
+    pub fn memory_now(&self) -> Memory {
+        Memory::of(self.child.id())
     }
 }
 
 impl Drop for Shim {
     fn drop(&mut self) {
-        // Its stdin has ended with the start.
+        self.stdin = None;
         let _ = self.child.wait();
     }
 }

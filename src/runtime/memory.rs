@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use super::sys;
 
-/// After the start, which uses more of the program than everything later.
-const AFTER_START: Duration = Duration::from_secs(2);
-/// What was used once since is let go again. Mapping it anew costs about a millisecond.
-const EVERY: Duration = Duration::from_secs(600);
+/// Until the first time: the start is over, which uses more of the program than everything later.
+const FIRST: Duration = Duration::from_millis(500);
+/// The longest pause; each is twice the one before. What is used again is mapped anew within about a
+/// millisecond.
+const LONGEST: Duration = Duration::from_secs(60);
 /// The thread has nothing but a list of mappings.
 const STACK: usize = 64 * 1024;
 
@@ -18,9 +19,13 @@ pub fn stay_small() {
     // Without the thread, or where the system tells nothing of its mappings, the process is larger
     // and works as well.
     let _ = keeper.spawn(|| {
-        std::thread::sleep(AFTER_START);
-        while sys::release_program().is_ok() {
-            std::thread::sleep(EVERY);
+        let mut pause = FIRST;
+        loop {
+            std::thread::sleep(pause);
+            if sys::release_program().is_err() {
+                return;
+            }
+            pause = (2 * pause).min(LONGEST);
         }
     });
 }
