@@ -349,8 +349,8 @@ impl Gateway {
     pub fn spent_keys(&mut self, now: UnixMillis) -> Vec<SessionKeyId> {
         let mut spent = Vec::new();
         for task in self.tasks.values() {
-            let view = task.log.view();
-            let over = view.is_sealed() && now >= view.last_at().millis().plus(KEY_AFTERLIFE_MS);
+            let last_at = task.log.view().last_at().millis();
+            let over = task.log.is_over() && now >= last_at.plus(KEY_AFTERLIFE_MS);
             if let Some(key) = task.own_key.as_ref().filter(|_| over)
                 && self.session_secrets.remove(&key.session_key_id).is_some()
             {
@@ -367,7 +367,7 @@ impl Gateway {
         task: &Digest,
         now: UnixMillis,
     ) -> Option<(Vec<Row>, Option<SessionKeyId>)> {
-        if !self.tasks.get(task)?.log.view().is_sealed() {
+        if !self.tasks.get(task)?.log.is_over() {
             return None;
         }
         let ended = self.tasks.remove(task)?;
@@ -557,7 +557,7 @@ impl Gateway {
     }
 
     fn check_room(&self, peer: Did) -> Result<()> {
-        let open = || self.tasks.values().filter(|task| !task.log.view().is_sealed());
+        let open = || self.tasks.values().filter(|task| !task.log.is_over());
         let with_peer = open().filter(|task| task.log.peer() == peer).count();
         if open().count() >= MAX_OPEN_TASKS || with_peer >= MAX_OPEN_PER_PEER {
             return Err(Error::new(Code::WorkerBusy, "too many tasks are open"));

@@ -184,13 +184,16 @@ mod system {
     }
 
     /// Fields 3 (state) and 22 (start in ticks since boot) of `/proc/ID/stat`; field 2 is a name
-    /// in parentheses that may itself hold spaces and parentheses.
+    /// in parentheses that may itself hold spaces and parentheses. The state is the first thread's:
+    /// where that has ended before others (field 20 counts them), the process lives.
     pub(super) fn parse_stat(text: &[u8], booted: Option<UnixMillis>, hertz: u64) -> Option<Stat> {
         let after_name = text.iter().rposition(|byte| *byte == b')')?.saturating_add(1);
         let rest = std::str::from_utf8(text.get(after_name..)?).ok()?;
         let mut fields = rest.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
-        let started = fields.nth(18).and_then(|ticks| ticks.parse::<u64>().ok()).and_then(|mark| {
+        let threads = fields.nth(16).and_then(|count| count.parse::<u64>().ok());
+        let state = if state == 'Z' && threads > Some(1) { 'S' } else { state };
+        let started = fields.nth(1).and_then(|ticks| ticks.parse::<u64>().ok()).and_then(|mark| {
             let since_boot = mark.saturating_mul(1000).checked_div(hertz)?;
             Some(Started { mark, at: booted?.plus(since_boot) })
         });
@@ -326,6 +329,14 @@ mod tests {
             let line = format!("8876 ({name}) {rest}\n");
             assert_eq!(system::parse_stat(line.as_bytes(), booted, 100), expected);
         }
+        // Gone is who has no thread left but the first.
+        let state = |text: &str| system::parse_stat(text.as_bytes(), booted, 100).unwrap().0;
+        let zombie = rest.replacen('S', "Z", 1);
+        assert_eq!(state(&format!("1 (x) {zombie}")), 'Z');
+        assert_eq!(
+            state(&format!("1 (x) {}", zombie.replacen(" 20 0 1 0 ", " 20 0 3 0 ", 1))),
+            'S'
+        );
         let raw = [b"1 (\xff\xfe) ", rest.as_bytes()].concat();
         assert_eq!(system::parse_stat(&raw, booted, 100), expected);
         assert_eq!(system::parse_stat(&raw, None, 100), Some(('S', None)));

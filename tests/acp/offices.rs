@@ -221,7 +221,7 @@ async fn a_task_goes_on_in_another_process_and_its_file_is_completed() {
         loop {
             let standing =
                 ordering.office.look(move |owner| Standing::of(owner, &task)).await.unwrap();
-            if standing.is_over() {
+            if standing.over {
                 break standing;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

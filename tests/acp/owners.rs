@@ -327,6 +327,107 @@ fn a_task_settles_without_a_person_where_policies_say_so() {
 }
 
 #[test]
+fn a_worker_that_signs_two_things_at_one_place_stops_its_task() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let task = town.order(1, Order { auto_approve: false, ..order(2) });
+    let mut job = None;
+    town.settle_down(&mut |_, started| {
+        job = Some(started.clone());
+        None
+    });
+    let (disk, keys) = (town.side(2).disk.clone(), town.side(2).keys.clone());
+    let ran = ran(&job.unwrap(), Ended::Output(json!({ "n": 1 })), town.now);
+    town.with(2, |owner, now, entropy| ((), owner.run_ended(&task, ran, now, entropy).unwrap()));
+    town.settle_down(&mut |_, _| None);
+    assert_eq!(town.question(1).1, Gate::FinalAcceptance);
+    // It puts its store back, and says at the same place that it has failed.
+    (town.side(2).disk, town.side(2).keys) = (disk, keys);
+    town.restart(2);
+    town.settle_down(&mut |_, _| None);
+    assert_eq!(town.trouble(1), [Code::AuditFork]);
+    let log = town.owner(1).task(&task).unwrap();
+    assert!(log.is_forked() && log.is_over() && !log.view().is_sealed());
+    assert_eq!(town.owner(1).questions().count(), 0, "there is nothing to be decided any more");
+    let refused = town.with(1, |owner, now, entropy| {
+        (owner.cancel(&task, "", now, entropy).map(drop), Outcome::default())
+    });
+    assert_eq!(refused.unwrap_err().code(), Code::AuditFork);
+    // Kept as the proof that it is, and not for ever.
+    town.now += KEEP_MS - 3_600_000;
+    town.poll(1);
+    assert!(town.owner(1).task(&task).is_some());
+    town.now += 2 * 3_600_000;
+    town.poll(1);
+    assert!(town.owner(1).task(&task).is_none());
+}
+
+#[test]
+fn proposals_that_were_signed_twice_take_no_place_of_others() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT), (3, &[])]);
+    // More than the worker has places for runs.
+    for _ in 0..3 {
+        let before = (town.entropy.clone(), town.now, town.side(1).disk.clone());
+        let mut started = None;
+        let task = town.order(1, order(2));
+        town.settle_down(&mut |_, job| {
+            started = Some(job.clone());
+            None
+        });
+        // The same task again, with something else in it.
+        let (entropy, now, disk) = before;
+        (town.now, town.side(1).disk) = (now, disk);
+        town.restart(1);
+        (town.entropy, town.mail) = (entropy, Vec::new());
+        let again = town.order(1, Order { input: json!({ "n": 2 }), ..order(2) });
+        assert_eq!(again, task);
+        // Sent again it is another envelope.
+        town.mail.clear();
+        town.entropy = SeededEntropy::new(town.now);
+        town.now += 60_000;
+        town.poll(1);
+        town.settle_down(&mut |_, _| None);
+        assert!(town.owner(2).task(&task).unwrap().is_forked());
+        // The run is stopped, and its place is free.
+        let stop = town.side(2).actions.iter().any(|a| matches!(a, Action::Stop { .. }));
+        assert!(stop);
+        town.side(2).actions.clear();
+        let ran = ran(&started.unwrap(), Ended::Cancelled, town.now);
+        town.with(2, |owner, now, entropy| {
+            ((), owner.run_ended(&task, ran, now, entropy).unwrap())
+        });
+    }
+    let honest = town.order(3, order(2));
+    town.settle_down(&mut echo);
+    assert_eq!(town.state(3, &honest), State::Settled);
+}
+
+#[test]
+fn a_quorum_does_not_wait_for_a_worker_that_was_stopped() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT), (3, ACCEPT)]);
+    let group = Group { id: "g".into(), workers: 2, quorum: Some(2) };
+    let of_group = |worker| Order { group: Some(group.clone()), ..order(worker) };
+    let tasks = [town.order(1, of_group(2)), town.order(1, of_group(3))];
+    let mut jobs = Vec::new();
+    town.settle_down(&mut |n, job| {
+        jobs.push((n, job.clone()));
+        None
+    });
+    let (disk, keys) = (town.side(2).disk.clone(), town.side(2).keys.clone());
+    let (_, job) = jobs.iter().find(|(n, _)| *n == 2).unwrap();
+    let ran = ran(job, Ended::Output(json!({ "n": 1 })), town.now);
+    town.with(2, |owner, now, entropy| {
+        ((), owner.run_ended(&tasks[0], ran, now, entropy).unwrap())
+    });
+    town.settle_down(&mut |_, _| None);
+    assert!(town.owner(1).group_outcome(&group).is_none());
+    (town.side(2).disk, town.side(2).keys) = (disk, keys);
+    town.restart(2);
+    town.settle_down(&mut |_, _| None);
+    assert!(town.owner(1).task(&tasks[0]).unwrap().is_forked());
+    assert!(town.owner(1).group_outcome(&group).is_some(), "two can no more agree");
+}
+
+#[test]
 fn every_gate_asks_its_owner_and_a_no_ends_the_task() {
     let mut town = Town::new(&[(1, &[]), (2, &[])]);
     let asked = || Order { auto_approve: false, ..order(2) };

@@ -449,6 +449,12 @@ impl TaskLog {
         self.forked
     }
 
+    /// Whether nothing follows here: the task has ended, or its log was stopped for a fork.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.view.is_sealed() || self.forked
+    }
+
     /// Whether every entry has both signatures.
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
@@ -750,7 +756,6 @@ impl TaskLog {
             return Err(Error::new(Code::UnknownTask, "a message of another task"));
         }
         if self.forked {
-            out.effects.push(Effect::Forked { seq: self.view.next_seq() });
             return Ok(out);
         }
         let mut answer = Answer::default();

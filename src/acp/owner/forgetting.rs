@@ -28,7 +28,7 @@ const LOOK_MS: u64 = 600_000;
 /// when some are forgotten.
 const SLACK: usize = 32;
 
-/// A task that has ended.
+/// A task that has ended, or was stopped.
 struct Ended {
     at: UnixMillis,
     task: Digest,
@@ -43,11 +43,11 @@ impl Owner {
         let open: BTreeSet<String> = self
             .files
             .iter()
-            .filter(|(task, _)| self.task(task).is_some_and(|log| !log.view().is_sealed()))
+            .filter(|(task, _)| self.task(task).is_some_and(|log| !log.is_over()))
             .filter_map(|(_, file)| group(file).map(|group| group.id))
             .collect();
-        let sealed = self.gateway.tasks().filter(|(_, log)| log.view().is_sealed());
-        sealed.filter_map(move |(task, log)| {
+        let over = self.gateway.tasks().filter(|(_, log)| log.is_over());
+        over.filter_map(move |(task, log)| {
             let of_group = self.files.get(task).and_then(group);
             let needed = of_group.is_some_and(|group| open.contains(&group.id));
             let at = log.view().last_at().millis();
@@ -87,7 +87,7 @@ impl Owner {
         }
         turn.out.rows.extend(self.gateway.forgotten.prune(turn.now));
         let something = !self.gateway.forgotten.is_empty()
-            || self.gateway.tasks().any(|(_, log)| log.view().is_sealed());
+            || self.gateway.tasks().any(|(_, log)| log.is_over());
         self.look_at = something.then(|| turn.now.plus(LOOK_MS));
     }
 

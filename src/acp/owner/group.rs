@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Owner, Turn};
 use crate::acp::code::{Code, Error, Result};
-use crate::acp::log::View;
+use crate::acp::log::{TaskLog, View};
 use crate::acp::multi::{Combine, Multi, Order as GroupOrder, Outcome as GroupOutcome};
 use crate::acp::objects::State;
 use crate::acp::steps;
@@ -53,8 +53,14 @@ impl Owner {
             let Some(log) = self.gateway.task(&task) else { continue };
             let view = log.view();
             workers.push((view.task_id().clone(), log.peer()));
-            if let Some(state) = view.state() {
-                states.push((view.task_id().clone(), state, vote(view), view.last_at().millis().0));
+            // Of a worker that signed two things at one place nothing is to be had, no vote either.
+            let (state, vote) = if log.is_forked() && !view.is_sealed() {
+                (Some(State::Failed), None)
+            } else {
+                (view.state(), vote(view))
+            };
+            if let Some(state) = state {
+                states.push((view.task_id().clone(), state, vote, view.last_at().millis().0));
             }
         }
         let combine = group.quorum.map_or(Combine::Race, |size| Combine::Quorum { size });
@@ -85,7 +91,7 @@ impl Owner {
         let Ok((_, orders)) = self.group(&group) else { return };
         for (id, order) in orders {
             let Ok(member) = self.find(&id) else { continue };
-            if self.gateway.task(&member).is_none_or(|log| log.view().is_sealed()) {
+            if self.gateway.task(&member).is_none_or(TaskLog::is_over) {
                 continue;
             }
             if let Err(error) = self.obey(member, order, turn) {

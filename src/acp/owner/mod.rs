@@ -696,6 +696,8 @@ impl Owner {
                 trouble(None, Error::new(code, "the peer does not countersign this side's entry"))
             }
             Effect::Forked { .. } => {
+                self.has_ended(turn.now);
+                self.join_group(task, turn);
                 trouble(None, fork("the peer signed two entries at one place; the task is stopped"))
             }
             Effect::Diverged { .. } => trouble(
@@ -750,12 +752,12 @@ impl Owner {
     /// One step; whether there may be another one.
     fn step(&mut self, task: Digest, turn: &mut Turn<'_>) -> Result<bool> {
         let Some(log) = self.gateway.task(&task) else { return Ok(false) };
-        let (me, idle) = (log.me(), log.is_idle() && !log.is_forked());
-        let Some(state) = log.view().state() else { return Ok(false) };
-        if rules::is_terminal(state) {
+        let (me, idle) = (log.me(), log.is_idle());
+        if log.is_over() {
             self.close(task, turn);
             return Ok(false);
         }
+        let Some(state) = log.view().state() else { return Ok(false) };
         let view = log.view().clone();
         match me {
             Party::Worker => self.worker_step(task, &view, state, idle, turn),

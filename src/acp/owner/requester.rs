@@ -10,7 +10,7 @@ use super::{File, Owner, OwnerRecord, Route, Turn, contract};
 use crate::acp::approval::ASK_TIMEOUT_MS;
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
-use crate::acp::log::View;
+use crate::acp::log::{TaskLog, View};
 use crate::acp::objects::{
     ApprovalPolicy, Budget, Capability, CapabilityLimits, CapabilityToken, Gate, Redelegation,
     SandboxPolicy, SchemaText, State, TaskContract, TaskManifest, Verification,
@@ -299,6 +299,10 @@ impl Owner {
         /// What a worker has to end a run: as long as its own stop takes, and the way there and back.
         const GRACE_MS: u64 = 30_000;
         let view = self.view(&task)?;
+        if self.gateway.task(&task).is_some_and(TaskLog::is_forked) {
+            let text = "the task was stopped already: the peer signed two entries at one place";
+            return Err(Error::new(Code::AuditFork, text));
+        }
         let key = self.key.clone();
         let cx = Self::cx(&key, turn);
         let wish = match view.state() {

@@ -96,7 +96,7 @@ impl Owner {
         entropy: &mut dyn Entropy,
     ) -> Result<super::Outcome> {
         let mut turn = Turn::new(now, entropy);
-        let ended = self.gateway.task(task).is_none_or(|log| log.view().is_sealed());
+        let ended = self.gateway.task(task).is_none_or(TaskLog::is_over);
         if let Some(file) = self.files.get_mut(task) {
             file.progress = None;
             if let Some(text) = ran.complaint.clone() {
@@ -215,7 +215,7 @@ impl Owner {
                 Some(State::Proposed | State::Accepted) => !log.is_idle(),
                 _ => false,
             };
-            log.me() == Party::Worker && takes
+            log.me() == Party::Worker && takes && !log.is_over()
         });
         self.profile.as_ref().is_some_and(|profile| taken.count() < profile.max_runs)
     }
@@ -226,6 +226,7 @@ impl Owner {
             log.me() == Party::Worker
                 && log.view().state() == Some(State::Accepted)
                 && log.is_idle()
+                && !log.is_over()
         };
         let waiting = self.gateway.tasks().filter(|(_, log)| waits(log));
         let waiting: Vec<Digest> = waiting.map(|(task, _)| *task).collect();

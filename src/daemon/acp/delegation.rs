@@ -45,6 +45,9 @@ pub struct Standing {
     pub title: String,
     /// Where it is; `None` while the proposal was not countersigned.
     pub state: Option<State>,
+    /// Whether nothing follows here: it has ended, or was stopped because the peer signed two things
+    /// at one place.
+    pub over: bool,
     /// Whether nothing follows, and both sides know.
     pub confirmed: bool,
     /// What happened last.
@@ -81,7 +84,7 @@ impl Standing {
         let gate = owner.questions().find(|question| question.task == *task);
         let waiting_on = match gate {
             Some(question) => Some(question.gate().as_str().to_owned()),
-            None if !log.is_idle() => Some("peer".to_owned()),
+            None if !log.is_idle() && !log.is_over() => Some("peer".to_owned()),
             None => None,
         };
         let usage = view.usage().map(|kept| serde_json::to_value(&kept.object.usage));
@@ -92,6 +95,7 @@ impl Standing {
             peer: log.peer(),
             title: owner.title(task).unwrap_or_default(),
             state: view.state(),
+            over: log.is_over(),
             confirmed: view.is_sealed() && log.is_confirmed(),
             last: log.entries().last().map(|committed| committed.entry.event),
             order: order_of(log),
@@ -110,12 +114,6 @@ impl Standing {
     #[must_use]
     pub fn status(&self) -> &'static str {
         self.state.map_or("PROPOSING", State::as_str)
-    }
-
-    /// Whether it is over.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.state.is_some_and(crate::acp::log::rules::is_terminal)
     }
 }
 
@@ -147,6 +145,10 @@ fn order_of(log: &TaskLog) -> Value {
 /// Why a task ended badly, by the objects of its log.
 fn failure(log: &TaskLog) -> Option<(Code, String)> {
     let view = log.view();
+    if log.is_forked() && !view.is_sealed() {
+        let text = "the peer signed two entries at one place; the task was stopped, and the log holds the proof";
+        return Some((Code::AuditFork, text.into()));
+    }
     match view.state()? {
         State::Rejected | State::Failed => {
             let notice = log.object(log.entries().last()?.payload.first()?)?;
@@ -227,7 +229,7 @@ pub async fn delegate(
             shown = Some(standing.entries);
             watcher.moved(&standing);
         }
-        if standing.is_over() {
+        if standing.over {
             office.flushed().await;
             return Ok(standing);
         }
@@ -439,7 +441,7 @@ pub async fn delegate_group(
                 Ok((standings?, owner.group_outcome(&group_now)))
             })
             .await?;
-        let over = standings.iter().all(Standing::is_over);
+        let over = standings.iter().all(|standing| standing.over);
         if outcome.is_some() && decided_at.is_none() {
             decided_at = Some(tokio::time::Instant::now());
         }

@@ -384,7 +384,7 @@ async fn revoked_token(alice: &Office, bob: &Office) -> Result<(String, String)>
     let mut told = alice.watch();
     loop {
         let standing = alice.look(move |owner| Standing::of(owner, &task)).await?;
-        if standing.is_over() {
+        if standing.over {
             return Ok((code, self::told(&standing)));
         }
         let _ = told.recv().await;

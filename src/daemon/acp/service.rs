@@ -237,7 +237,7 @@ impl Service {
         loop {
             let standing = self.office.look(move |owner| Standing::of(owner, &task)).await?;
             let late = tokio::time::Instant::now() >= until;
-            if standing.is_over() || late {
+            if standing.over || late {
                 return Ok(detailed(&standing));
             }
             tokio::select! {

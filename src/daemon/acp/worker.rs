@@ -139,7 +139,7 @@ pub async fn follow(
                 let task = note.task;
                 let standing = office.look(move |owner| Standing::of(owner, &task)).await?;
                 watcher.moved(&standing);
-                if once && standing.me == Party::Worker && standing.is_over() {
+                if once && standing.me == Party::Worker && standing.over {
                     return confirmed(office, standing, stop).await.map(Some);
                 }
             }

@@ -116,7 +116,7 @@ impl Terminal {
 impl Watcher for Terminal {
     fn moved(&self, standing: &Standing) {
         self.told(moved(standing));
-        if let Some(complaint) = standing.complaint.as_ref().filter(|_| standing.is_over()) {
+        if let Some(complaint) = standing.complaint.as_ref().filter(|_| standing.over) {
             say(quoted(complaint).trim_end());
         }
     }
