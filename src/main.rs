@@ -68,7 +68,7 @@ fn main() -> ExitCode {
             memory::stay_small();
             let ran = commsd::daemon::run(&config, move |config| {
                 // A closed terminal is no reason to stop.
-                let _ = cli::print(&run::started(&config.socket, json));
+                let _ = cli::print(&run::started(&config.socket, &flags, json));
             });
             match ran {
                 Ok(Ran::Stopped) => ExitCode::SUCCESS,

@@ -420,6 +420,7 @@ pub struct RoomAgentArgs {
 #[derive(Args, Clone, Debug)]
 pub struct MessageArgs {
     /// The message; `-` reads it from stdin
+    #[arg(allow_hyphen_values = true)]
     pub text: String,
     /// When to react: steer (at once), followUp (after the running task) or info (whenever)
     #[arg(long)]

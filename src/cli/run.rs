@@ -1,6 +1,7 @@
 //! The flags of `commsd run`. What they mean together with file and environment is decided by the
 //! daemon's configuration.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -95,7 +96,7 @@ fn settings(socket: &Path) -> Option<Map<String, Value>> {
 
 /// For the person who has just started it by hand, or for the program that has.
 #[must_use]
-pub fn started(socket: &Path, json: bool) -> String {
+pub fn started(socket: &Path, flags: &[OsString], json: bool) -> String {
     if json {
         return json_line(&Running {
             started: true,
@@ -105,14 +106,19 @@ pub fn started(socket: &Path, json: bool) -> String {
             differs: Vec::new(),
         });
     }
+    // What is pasted from here reaches this daemon.
+    let words = flags.iter().map(|flag| flag.to_string_lossy());
+    let words: Vec<_> = std::iter::once("commsd".into()).chain(words).collect();
+    let quoted = shlex::try_join(words.iter().map(|word| &**word));
+    let commsd = escape_untrusted(&quoted.unwrap_or_else(|_| "commsd".into()));
     format!(
         "commsd {PROGRAM_VERSION} is running (socket {}). From a second terminal:\n\
-         \x20 commsd status\n\
-         \x20 commsd whoami --as bob\n\
-         \x20 commsd room create tour --as alice\n\
-         \x20 commsd dm --as alice bob 'hello'\n\
-         \x20 commsd inbox --as bob --wait 60\n\
-         Stop it with Ctrl-C, or with `commsd stop`.\n",
+         \x20 {commsd} status\n\
+         \x20 {commsd} whoami --as bob\n\
+         \x20 {commsd} room create tour --as alice\n\
+         \x20 {commsd} dm --as alice bob 'hello'\n\
+         \x20 {commsd} inbox --as bob --wait 60\n\
+         Stop it with Ctrl-C, or with `{commsd} stop`.\n",
         socket.display()
     )
 }
@@ -209,10 +215,13 @@ mod tests {
 
     #[test]
     fn what_to_try_next_makes_an_agent_before_it_is_written_to() {
-        let text = started(Path::new("/s"), false);
+        let text = started(Path::new("/s"), &[], false);
         let at = |part: &str| text.find(part).unwrap();
         assert!(at("whoami --as bob") < at("dm --as alice bob"));
-        let json: Value = serde_json::from_str(&started(Path::new("/s"), true)).unwrap();
+        let flags = ["--home", "/tmp/a b"].map(OsString::from);
+        let text = started(Path::new("/s"), &flags, false);
+        assert!(text.contains("\n  commsd --home '/tmp/a b' status\n"), "{text}");
+        let json: Value = serde_json::from_str(&started(Path::new("/s"), &[], true)).unwrap();
         assert_eq!((&json["started"], &json["socket"]), (&Value::Bool(true), &Value::from("/s")));
     }
 

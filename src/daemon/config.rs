@@ -663,6 +663,10 @@ impl Config {
             Endpoint::parse(url, self.acp_endpoints())
                 .map_err(|error| value_error("acp-relays", format!("{url:?}: {error}")))?;
         }
+        if let Some(missing) = self.acp_work.as_ref().and_then(AcpWork::missing) {
+            let what = format!("without it there is no acp-worker {:?}", missing.1);
+            return Err(value_error(missing.0, what));
+        }
         check_filter(&self.log_filter).map_err(|what| value_error("log-filter", what))
     }
 
@@ -1052,7 +1056,13 @@ mod tests {
                 "{bad}"
             );
         }
-        for bad in ["acp-worker = \"shell\"\n", "acp-worker-isolation = \"vm\"\n"] {
+        for bad in [
+            "acp-worker = \"command\"\n",
+            "acp-worker = \"mcp\"\nacp-worker-cmd = \"server\"\n",
+            "acp-worker = \"openai\"\n",
+            "acp-worker = \"shell\"\n",
+            "acp-worker-isolation = \"vm\"\n",
+        ] {
             let (_dir, places) = with_file(bad);
             assert!(Config::resolve(Settings::default(), env(&[]).unwrap(), &places).is_err());
         }

@@ -140,13 +140,13 @@ pub const CATALOGUE: &[crate::mesh::log::Spec] = &[
     (
         "acp_entry",
         Level::Info,
-        &["seq", "entry", "state", "head", "alone", "task", "peer"],
-        "an entry is in the log of a task; alone: with one signature",
+        &["place", "entry", "state", "head", "alone", "task", "peer"],
+        "an entry is in the log of a task, at this place; alone: with one signature",
     ),
     (
         "acp_countersigned",
         Level::Info,
-        &["seq", "task", "peer"],
+        &["place", "task", "peer"],
         "the second signature of an entry that stood alone has come",
     ),
     (

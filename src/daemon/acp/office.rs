@@ -465,12 +465,12 @@ impl Desk {
     fn tell(&self, note: Note) {
         let told = match &note.what {
             Noted::Entry { seq, event: entry, state, head, alone } => event("acp_entry")
-                .with("seq", *seq)
+                .with("place", *seq)
                 .with("entry", entry.as_str())
                 .with("state", state.as_str())
                 .with("head", head.as_str())
                 .with("alone", *alone),
-            Noted::Countersigned { seq } => event("acp_countersigned").with("seq", *seq),
+            Noted::Countersigned { seq } => event("acp_countersigned").with("place", *seq),
             Noted::Trouble { event: entry, error } => event("acp_trouble")
                 .with("entry", entry.map_or("", crate::acp::objects::Event::as_str))
                 .with("code", error.code().as_str()),

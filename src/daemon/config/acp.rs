@@ -216,6 +216,20 @@ pub struct AcpWork {
 }
 
 impl AcpWork {
+    /// The key that is not there and without which this adapter does nothing, with the adapter.
+    pub(super) fn missing(&self) -> Option<(&'static str, &'static str)> {
+        let kind = self.adapter.0;
+        let needs_cmd =
+            matches!(kind, AdapterKind::Command | AdapterKind::Mcp | AdapterKind::Sandbox);
+        let key = match kind {
+            _ if needs_cmd && self.cmd.is_none() => "acp-worker-cmd",
+            AdapterKind::Mcp if self.tool.is_none() => "acp-worker-tool",
+            AdapterKind::Openai if self.model.is_none() => "acp-worker-model",
+            _ => return None,
+        };
+        Some((key, kind.as_str()))
+    }
+
     /// The adapter's options. Keys of providers come from the daemon's environment, as for a worker of
     /// the command line.
     #[must_use]

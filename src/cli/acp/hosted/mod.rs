@@ -109,8 +109,17 @@ impl Place {
     /// Runs an office's life in this process. Its events go to stderr: what is wrong, or with `-v`
     /// everything.
     fn block_on<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        self.block_on_and_tell("error", work)
+    }
+
+    /// As [`Self::block_on`]; without `-v` events of the level `least` and worse are told.
+    fn block_on_and_tell<T>(
+        &self,
+        least: &'static str,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
         let filter = match self.verbose {
-            0 => "error",
+            0 => least,
             1 => "info",
             _ => "debug",
         };

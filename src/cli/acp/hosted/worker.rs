@@ -55,7 +55,8 @@ pub(super) fn run(args: &WorkerStartArgs, place: &Place) -> Result<ExitCode, Fai
         max_uses: args.max_uses,
         life_ms: u64::try_from(args.expires_in.as_millis()).unwrap_or(u64::MAX),
     };
-    place.block_on(async {
+    // It waits for days: that its relay is away is worth a line.
+    place.block_on_and_tell("warn", async {
         let stop = stop_signals()?;
         let dir = crate::daemon::acp::owner_dir(&place.state_dir, options.key.did());
         let transports = options.transports()?;
