@@ -1,15 +1,17 @@
 //! The owner's gates (design 9.4): what a policy answers, what waits for a person, and the receipt
 //! that an answer becomes. A receipt is used before the action is taken, for exactly that action.
 
+use std::collections::BTreeSet;
+
 use super::handing_on::Child;
-use super::{Action, File, Owner, OwnerRecord, Turn};
+use super::{Action, File, Grant, Owner, OwnerRecord, Turn};
 use crate::acp::approval::{self, ASK_TIMEOUT_MS, Attempt};
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::did::Did;
 use crate::acp::log::{TaskLog, View};
 use crate::acp::objects::{
-    ApprovalPolicy, ApprovalReceipt, Decision, Gate, GatePolicies, GatePolicy, Network, Target,
-    ToolCall,
+    ApprovalPolicy, ApprovalReceipt, Decision, Gate, GatePolicies, GatePolicy, Network, State,
+    Target,
 };
 use crate::acp::steps;
 use crate::acp::value::{Digest, TaskId, Time};
@@ -20,7 +22,8 @@ use crate::codec::time::UnixMillis;
 /// share them, short enough to be typed.
 const ID_DIGITS: usize = 12;
 
-/// Questions of one task that wait at once: budgets and tool calls, each once.
+/// Questions of one task that wait at once at one gate. Each gate has this many for itself: a peer
+/// that calls tools as often as it can must not keep a result from being taken.
 const MAX_QUESTIONS: usize = 32;
 
 /// Something that waits for the owner.
@@ -92,9 +95,34 @@ pub(super) enum Answer {
 /// Characters of a text that is shown with a question; the task shows it whole.
 const MAX_SHOWN: usize = 600;
 
+/// Lines about what is granted with a question: more than a token of 32 tools takes.
+const MAX_GRANT_LINES: usize = 40;
+
+fn cut(text: &str) -> String {
+    truncate_chars(text, MAX_SHOWN).to_owned()
+}
+
+/// What is granted, a line for each tool; the uses are of all tools of a grant together.
+fn granted(grants: &[Grant]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for grant in grants {
+        lines.push(format!("with these tools, {} uses in all:", grant.max_uses));
+        for capability in &grant.capabilities {
+            let resource = &capability.resource;
+            let tools = capability.actions.iter();
+            lines.extend(tools.map(|action| cut(&format!("{action} on {resource}"))));
+        }
+    }
+    let more = lines.len().saturating_sub(MAX_GRANT_LINES);
+    if more > 0 {
+        lines.truncate(MAX_GRANT_LINES);
+        lines.push(format!("and {more} lines more"));
+    }
+    lines
+}
+
 /// What the owner has to know for an answer.
-fn about(log: &TaskLog, file: &File, target: &Target) -> Vec<String> {
-    let cut = |text: &str| truncate_chars(text, MAX_SHOWN).to_owned();
+fn about(log: &TaskLog, file: &File, target: &Target, digest: &Digest) -> Vec<String> {
     let view = log.view();
     let Some(contract) = view.contract() else { return Vec::new() };
     let manifest = &contract.manifest;
@@ -124,19 +152,18 @@ fn about(log: &TaskLog, file: &File, target: &Target) -> Vec<String> {
             let Some(Child::Waits(waited)) = child else { return Vec::new() };
             let (order, _) = &**waited;
             let input = order.input.to_string();
-            vec![
+            let mut lines = vec![
                 format!("to {}: {}", order.worker, cut(&order.title)),
                 cut(&order.description),
                 format!("input ({} bytes): {}", input.len(), cut(&input)),
                 format!("until {}", Time::from(order.deadline)),
-            ]
+            ];
+            lines.extend(granted(&order.grants));
+            lines
         }
-        Target::ExternalSend { arguments_digest, .. } => {
-            let is_it = |call: &&ToolCall| {
-                Digest::of(&call.arguments).is_ok_and(|digest| digest == *arguments_digest)
-            };
-            let call = file.asked_calls.values().map(|call| &**call).find(is_it);
-            let arguments = call.map(|call| call.arguments.to_string());
+        Target::ExternalSend { .. } => {
+            let asked = file.asked_calls.values().find(|asked| asked.target == *digest);
+            let arguments = asked.map(|asked| asked.call.arguments.to_string());
             let shown = |text: String| format!("arguments ({} bytes): {}", text.len(), cut(&text));
             arguments.map(shown).into_iter().collect()
         }
@@ -167,6 +194,33 @@ pub fn ask_policy(did: Did, auto: &[Gate], deny: &[Gate], now: UnixMillis) -> Ap
             final_acceptance: answer(Gate::FinalAcceptance),
         },
         created_at: Time::from(now),
+    }
+}
+
+impl File {
+    /// Whether the question of this target need not be waited for any more: it was answered, it is
+    /// over, or it was never put.
+    pub(super) fn is_decided(&self, target: &Digest, now: UnixMillis) -> bool {
+        self.answers.contains_key(target)
+            || self.questions.get(target).is_none_or(|question| question.expires_at <= now)
+    }
+
+    /// Keeps the questions that are still about something: their gate is there in this state of the
+    /// task, their call waits. What was answered to the others goes with them, or it would count for
+    /// a later question about the same.
+    pub(super) fn drop_questions(&mut self, state: State) {
+        if state != State::InProgress {
+            self.asked_calls.clear();
+        }
+        let Self { questions, answers, asked_calls, .. } = self;
+        let called: BTreeSet<&Digest> = asked_calls.values().map(|asked| &asked.target).collect();
+        questions.retain(|digest, question| match question.gate() {
+            Gate::ContractAcceptance => state == State::Proposed,
+            Gate::BudgetOverrun | Gate::Redelegation => state == State::InProgress,
+            Gate::ExternalSend => called.contains(digest),
+            Gate::FinalAcceptance => state == State::Verified,
+        });
+        answers.retain(|digest, _| questions.contains_key(digest));
     }
 }
 
@@ -255,10 +309,7 @@ impl Owner {
         digest: Digest,
         turn: &mut Turn<'_>,
     ) -> Result<Option<Given>> {
-        let log = self.gateway.task(&task);
-        let peer = log.map(TaskLog::peer);
         let file = self.files.entry(task).or_default();
-        let about = log.map(|log| about(log, file, target)).unwrap_or_default();
         if let Some(given) = file.answers.remove(&digest) {
             file.questions.remove(&digest);
             return Ok(Some(given));
@@ -270,16 +321,18 @@ impl Owner {
             file.questions.remove(&digest);
             return Ok(Some(Given::Word(Decision::Denied, "nobody answered in time".into())));
         }
-        if file.questions.len() >= MAX_QUESTIONS {
+        let at_gate = file.questions.values().filter(|other| other.gate() == target.gate());
+        if at_gate.count() >= MAX_QUESTIONS {
             return Err(Error::new(Code::RateLimited, "too many questions wait for the owner"));
         }
+        let log = self.gateway.task(&task).ok_or_else(super::unknown)?;
         let title = super::contract(view)?.manifest.title.to_string();
         let question = Question {
             task,
             task_id: view.task_id().clone(),
-            peer: peer.ok_or_else(super::unknown)?,
+            peer: log.peer(),
             title,
-            about,
+            about: about(log, file, target, &digest),
             target: target.clone(),
             digest,
             asked_at: turn.now,

@@ -347,7 +347,9 @@ struct File {
     /// Parts of the task that are handed on, by their contracts.
     children: BTreeMap<Digest, handing_on::Child>,
     /// Calls that wait for the owner.
-    asked_calls: BTreeMap<CallId, Box<super::objects::ToolCall>>,
+    asked_calls: BTreeMap<CallId, tools::AskedCall>,
+    /// Calls of the worker's that were refused since the start of this program.
+    refused_calls: u64,
     /// Calls of this side's work that wait for the requester.
     open_calls: BTreeMap<CallId, tools::OpenCall>,
 }
@@ -545,11 +547,15 @@ impl Owner {
     #[must_use]
     pub fn next_poll(&self) -> Option<UnixMillis> {
         let files = self.files.iter().flat_map(|(task, file)| {
-            let progress = file.progress.as_ref().and_then(|_| self.gateway.task(task));
+            let log = self.gateway.task(task);
             let questions = file.questions.values().map(|question| question.expires_at);
+            let asked = file.asked_calls.values().map(tools::AskedCall::over_at);
+            let progress = file.progress.as_ref().and(log).map(|log| log.view().progress_from());
+            // Until the log is idle, nothing comes of these.
+            let idle = log.is_some_and(is_idle);
+            let steps = questions.chain(asked).chain(progress).filter(move |_| idle);
             let calls = file.open_calls.values().map(|call| call.next_send);
-            let progress = progress.map(|log| log.view().progress_from());
-            questions.chain(calls).chain(progress).chain(file.held_until)
+            steps.chain(calls).chain(file.held_until)
         });
         files.chain(self.gateway.next_poll()).chain(self.next_forgetting()).min()
     }
@@ -631,11 +637,6 @@ impl Owner {
 
     /// A task that is over: what waited is given up, what runs is stopped.
     fn close(&mut self, task: Digest, turn: &mut Turn<'_>) {
-        if let Some(file) = self.files.get_mut(&task) {
-            file.questions.clear();
-            file.answers.clear();
-            file.asked_calls.clear();
-        }
         self.drop_children(task);
         self.stop(task, turn);
     }
@@ -738,21 +739,32 @@ impl Owner {
         self.join_group(task, turn);
     }
 
-    /// Takes the steps that are this side's to take now.
+    /// Takes the steps that are this side's to take now, and drops the questions that are over then.
     fn consider(&mut self, task: Digest, turn: &mut Turn<'_>) {
         for _ in 0..MAX_STEPS {
             match self.step(task, turn) {
                 Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => return self.trouble(task, None, error, turn),
+                Ok(false) => break,
+                Err(error) => {
+                    self.trouble(task, None, error, turn);
+                    break;
+                }
             }
+        }
+        // In a log that was stopped no question is open any more.
+        let state = self.gateway.task(&task).and_then(|log| match log.is_forked() {
+            true => Some(State::Failed),
+            false => log.view().state(),
+        });
+        if let (Some(state), Some(file)) = (state, self.files.get_mut(&task)) {
+            file.drop_questions(state);
         }
     }
 
     /// One step; whether there may be another one.
     fn step(&mut self, task: Digest, turn: &mut Turn<'_>) -> Result<bool> {
         let Some(log) = self.gateway.task(&task) else { return Ok(false) };
-        let (me, idle) = (log.me(), log.is_idle());
+        let (me, idle) = (log.me(), is_idle(log));
         if log.is_over() {
             self.close(task, turn);
             return Ok(false);
@@ -765,6 +777,11 @@ impl Owner {
             Party::Requester => Ok(false),
         }
     }
+}
+
+/// Whether this side may put a next step into a log.
+fn is_idle(log: &TaskLog) -> bool {
+    log.is_idle() && !log.is_forked()
 }
 
 fn unknown() -> Error {

@@ -2,18 +2,22 @@
 //! requester's owner and guard are asked, the tool runs there, the answer comes back. A call is
 //! resent until it is answered; the requester runs it once.
 
-use serde_json::Value;
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
 
 use super::gates::Answer;
 use super::{Action, Owner, OwnerRecord, Turn};
+use crate::acp::capability::{Counted, UseCounters};
 use crate::acp::code::{Code, Error, Result};
 use crate::acp::log::View;
 use crate::acp::objects::{
     Action as Verb, CapabilityToken, Party, Resource, State, Target, ToolCall, ToolResult,
 };
+use crate::acp::revocation::RevocationRegistry;
 use crate::acp::sign::{Role, Signature, Signed as _};
-use crate::acp::tool::{self, Admission, Desk};
-use crate::acp::value::{CallId, Digest, Nonce, Seq, Time};
+use crate::acp::tool::{self, Admission, Desk, ToolDesk};
+use crate::acp::value::{CallId, Digest, Nonce, SKEW_MS, Seq, Time};
 use crate::codec::time::UnixMillis;
 use crate::identity::entropy::Entropy;
 
@@ -26,6 +30,10 @@ const RESEND_MS: u64 = 5000;
 
 /// Calls of one task that wait at one time, on either side.
 const MAX_OPEN_CALLS: usize = 64;
+
+/// Refused calls of one task that are put into the journal one by one. Refusing costs the worker
+/// nothing, and a journal is kept for ever: beyond these, an entry comes when their number has doubled.
+const MAX_JOURNALED: u64 = 64;
 
 /// What work asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +53,23 @@ pub struct ToolRequest {
 pub(super) struct OpenCall {
     call: ToolCall,
     pub(super) next_send: UnixMillis,
+}
+
+/// A call that waits for the owner.
+#[derive(Clone, Debug)]
+pub(super) struct AskedCall {
+    pub(super) call: Box<ToolCall>,
+    /// Its object digest.
+    digest: Digest,
+    /// Digest of what the owner is asked.
+    pub(super) target: Digest,
+}
+
+impl AskedCall {
+    /// When nobody may run it any more, by every clock.
+    pub(super) fn over_at(&self) -> UnixMillis {
+        self.call.expires_at.millis().plus(SKEW_MS)
+    }
 }
 
 impl Owner {
@@ -135,51 +160,28 @@ impl Owner {
         }
     }
 
-    /// Calls that waited for the owner.
+    /// Takes up the calls that need not wait for the owner any more: answered, or over.
     pub(super) fn retry_calls(&mut self, task: Digest, turn: &mut Turn<'_>) {
-        let waiting = self.files.get_mut(&task).map(|file| std::mem::take(&mut file.asked_calls));
-        for call in waiting.unwrap_or_default().into_values() {
-            self.tool_called(task, call, turn);
+        let Some(file) = self.files.get_mut(&task) else { return };
+        let asked = std::mem::take(&mut file.asked_calls);
+        let (due, waiting): (BTreeMap<_, _>, _) = asked.into_iter().partition(|(_, asked)| {
+            asked.over_at() <= turn.now || file.is_decided(&asked.target, turn.now)
+        });
+        file.asked_calls = waiting;
+        for asked in due.into_values() {
+            self.tool_called(task, asked.call, turn);
         }
     }
 
     fn admit_call(&mut self, task: Digest, call: &ToolCall, turn: &mut Turn<'_>) -> Result<()> {
         let view = self.view(&task)?;
-        call.verify()?;
         let known = self.files.get(&task).is_some_and(|file| file.tools.knows(&call.call_id));
-        if !known {
-            // The owner decides first: a call that is not allowed costs no use.
-            let target = Target::ExternalSend {
-                contract_digest: view.contract_digest(),
-                to_did: call.caller_did,
-                resource: call.resource.clone(),
-                action: call.action.clone(),
-                arguments_digest: Digest::of(&call.arguments)?,
-            };
-            let id = &call.call_id;
-            let file = self.files.entry(task).or_default();
-            if file.asked_calls.len() >= MAX_OPEN_CALLS && !file.asked_calls.contains_key(id) {
-                return Err(Error::new(Code::RateLimited, "too many calls wait for the owner"));
-            }
-            // Before the owner is asked, who is shown what is called.
-            file.asked_calls.insert(id.clone(), Box::new(call.clone()));
-            let answer = self.gate(task, &view, &target, turn);
-            if matches!(answer, Ok(Answer::Wait)) {
-                return Ok(());
-            }
-            self.files.entry(task).or_default().asked_calls.remove(id);
-            if let Answer::No(_) = answer? {
-                return Err(Error::new(Code::ApprovalDenied, "the owner did not allow this"));
-            }
+        // The owner decides first: a call that is not allowed costs no use.
+        if !known && !self.is_allowed(task, &view, call, turn)? {
+            return Ok(());
         }
         let file = self.files.entry(task).or_default();
-        let mut desk = Desk {
-            view: &view,
-            counters: &mut self.counters,
-            revocations: &self.gateway.revocations,
-            sender: view.genesis().actor(Party::Worker),
-            now: turn.now,
-        };
+        let mut desk = desk(&view, &mut self.counters, &self.gateway.revocations, turn.now);
         match file.tools.admit(call, &mut desk)? {
             Admission::Run(record) => {
                 file.meter.tool_call();
@@ -192,10 +194,69 @@ impl Owner {
         Ok(())
     }
 
+    /// Whether the owner allows a new call; `false` while the question waits.
+    fn is_allowed(
+        &mut self,
+        task: Digest,
+        view: &View,
+        call: &ToolCall,
+        turn: &mut Turn<'_>,
+    ) -> Result<bool> {
+        let (id, digest) = (&call.call_id, Digest::of(call)?);
+        let asked = self.files.get(&task).map(|file| &file.asked_calls);
+        if let Some(asked) = asked.and_then(|asked| asked.get(id)) {
+            if asked.digest != digest {
+                return Err(Error::new(Code::CallIdReused, "another call has this id"));
+            }
+            return Ok(false);
+        }
+        self.judge_call(view, call, turn.now)?;
+        let target = Target::ExternalSend {
+            contract_digest: view.contract_digest(),
+            to_did: call.caller_did,
+            resource: call.resource.clone(),
+            action: call.action.clone(),
+            arguments_digest: Digest::of(&call.arguments)?,
+        };
+        let waits = AskedCall { call: Box::new(call.clone()), digest, target: target.digest()? };
+        let file = self.files.entry(task).or_default();
+        if file.asked_calls.len() >= MAX_OPEN_CALLS {
+            return Err(Error::new(Code::RateLimited, "too many calls wait for the owner"));
+        }
+        // Before the owner is asked, who is shown what is called.
+        file.asked_calls.insert(id.clone(), waits);
+        let answer = self.gate(task, view, &target, turn);
+        if !matches!(answer, Ok(Answer::Wait)) {
+            self.files.entry(task).or_default().asked_calls.remove(id);
+        }
+        match answer? {
+            Answer::Yes(_) => Ok(true),
+            Answer::No(_) => Err(Error::new(Code::ApprovalDenied, "the owner did not allow this")),
+            Answer::Wait => Ok(false),
+        }
+    }
+
+    /// Judges a call as if it were admitted, and counts nothing: the owner is not asked about what
+    /// can never be allowed.
+    fn judge_call(&self, view: &View, call: &ToolCall, now: UnixMillis) -> Result<()> {
+        let uses = |token: &CapabilityToken| {
+            Digest::of(token).map(|digest| (digest, self.counters.uses(&digest)))
+        };
+        let mut counters = UseCounters::new();
+        counters.restore(&Counted(call.chain.iter().map(uses).collect::<Result<_>>()?));
+        let mut desk = desk(view, &mut counters, &self.gateway.revocations, now);
+        ToolDesk::new().admit(call, &mut desk).map(drop)
+    }
+
     fn refuse_call(&mut self, task: Digest, call: &ToolCall, error: &Error, turn: &mut Turn<'_>) {
-        let about = [serde_json::json!({ "callId": call.call_id, "code": error.code() })];
-        if let Err(error) = self.journalize("CALL_REFUSED", &about, turn) {
-            self.trouble(task, None, error, turn);
+        let refused = &mut self.files.entry(task).or_default().refused_calls;
+        *refused = refused.saturating_add(1);
+        if *refused <= MAX_JOURNALED || refused.is_power_of_two() {
+            let (id, code) = (&call.call_id, error.code());
+            let about = [json!({ "callId": id, "code": code, "refused": *refused })];
+            if let Err(error) = self.journalize("CALL_REFUSED", &about, turn) {
+                self.trouble(task, None, error, turn);
+            }
         }
         if let Ok(result) = tool::answer(call, Err(error), &self.key, turn.now) {
             self.send_result(task, result, turn);
@@ -257,6 +318,16 @@ impl Owner {
             }
         }
     }
+}
+
+/// Where calls of a task's worker are judged; the gateway takes envelopes of a task from its peer alone.
+fn desk<'a>(
+    view: &'a View,
+    counters: &'a mut UseCounters,
+    revocations: &'a RevocationRegistry,
+    now: UnixMillis,
+) -> Desk<'a> {
+    Desk { view, counters, revocations, sender: view.genesis().actor(Party::Worker), now }
 }
 
 /// The first token of the task that names what is asked for.
