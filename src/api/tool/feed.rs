@@ -43,17 +43,20 @@ pub fn frame(head: &str, content: &str) -> String {
 }
 
 /// How soon a model should see an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// At its next decision.
-    Steer,
-    /// When its running task is done.
-    FollowUp,
     /// With whatever comes next.
     Info,
+    /// When its running task is done.
+    FollowUp,
+    /// At its next decision.
+    Steer,
 }
 
 impl Urgency {
+    /// The least urgent first.
+    pub const ALL: [Self; 3] = [Self::Info, Self::FollowUp, Self::Steer];
+
     /// As `streamingBehavior` spells it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -350,6 +353,12 @@ impl Feed {
     /// A new connection, or an agent whose numbers begin again: shows what is not acknowledged.
     pub fn restart(&mut self, acknowledged: u64) {
         *self = Self { shown: acknowledged, offset: 0 };
+    }
+
+    /// The most urgent of what is new among unacknowledged `events`; `None` when nothing is.
+    #[must_use]
+    pub fn urgency(&self, events: &[Event]) -> Option<Urgency> {
+        events.iter().filter(|event| event.seq > self.shown).map(urgency).max()
     }
 
     /// The next batch out of unacknowledged `events` (oldest first); `None` when nothing is new.
