@@ -252,15 +252,7 @@ async fn pis_model_has_every_tool_and_gets_each_message_once_in_its_time() {
 
     // The session's end is its agent's.
     session.pi.end().await;
-    let mut gone = String::new();
-    for _ in 0..100 {
-        gone = session.bob.action(json!({"action": "list_agents"})).await;
-        if gone.lines().any(|line| line.contains("pia") && line.contains("offline")) {
-            break;
-        }
-    }
-    assert!(gone.contains("offline"), "{gone}");
-    let _ = session.daemon.stop().await;
+    session.bob.wait_for("is offline").await;
 }
 
 #[tokio::test]
@@ -327,7 +319,7 @@ async fn a_server_that_dies_is_started_again_and_one_that_is_not_there_is_told()
     )
     .unwrap();
     let error = session.pi.answer(waits).await["error"].take();
-    assert_eq!(error, "commsd mcp ended (SIGKILL) ");
+    assert_eq!(error, "commsd mcp ended (SIGKILL)");
     let told = session.pi.said("told").await;
     assert!(told["told"].as_str().unwrap().contains("started again"), "{told}");
     // The new one is the same agent, and listens.

@@ -469,6 +469,21 @@ mod tests {
     }
 
     #[test]
+    fn the_most_urgent_of_what_is_new_counts_until_all_of_it_is_shown() {
+        let news = event(1, json!({"type": "member_joined"}));
+        let events = [news, dm(2, &"x".repeat(2 * MAX_BATCH))];
+        let mut feed = Feed::default();
+        assert_eq!(feed.urgency(&events[..1]), Some(Urgency::Info));
+        let mut parts = 0;
+        while feed.urgency(&events).is_some() {
+            assert_eq!(feed.urgency(&events), Some(Urgency::Steer));
+            assert!(feed.batch(&events, false, MAX_BATCH).is_some());
+            parts += 1;
+        }
+        assert!(parts > 2, "{parts}");
+    }
+
+    #[test]
     fn a_batch_ends_before_what_does_not_fit_and_goes_on_there() {
         let events = [dm(1, &"a".repeat(600)), dm(2, &"b".repeat(600)), dm(3, "c")];
         let mut feed = Feed::default();

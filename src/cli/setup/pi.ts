@@ -54,7 +54,7 @@ class Server {
     // Why there is no server any more.
     this.gone = new Promise((resolve) => {
       this.child.once("error", ({ message }) => resolve(message));
-      this.child.once("close", (code, signal) => resolve(`ended (${signal ?? code}) ${said}`));
+      this.child.once("close", (code, signal) => resolve(printable(`ended (${signal ?? code}) ${said}`)));
     });
     void this.gone.then((why) => {
       for (const call of [...this.calls.values()]) call.reject(new Error(`commsd mcp ${why}`));
@@ -189,7 +189,7 @@ class Session {
       ready();
       if (this.over.signal.aborted) return;
       if (Date.now() - begun > LASTED_MS) pause = PAUSE_MS;
-      if (!told) this.tell(`commsd does not run here and is started again and again: ${why}`);
+      if (!told) this.tell(`commsd mcp: ${why}. It is started again until it runs (commsd setup pi --status).`);
       told = true;
       await sleep(pause, undefined, { signal: this.over.signal, ref: false }).catch(() => {});
       pause = Math.min(pause * 2, MAX_PAUSE_MS);
