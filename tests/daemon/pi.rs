@@ -2,6 +2,8 @@
 //! its model can call and what it is handed, each message once.
 
 use std::collections::VecDeque;
+#[cfg(target_os = "linux")]
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -312,14 +314,15 @@ async fn what_pi_forgets_is_handed_to_it_again() {
 async fn a_server_that_dies_is_started_again_and_one_that_is_not_there_is_told() {
     let Some(mut session) = Started::new().await else { return };
     let [server] = session.pi.children()[..] else { panic!("one server") };
-    let waits = session.pi.call("wait_for_messages", json!({"timeoutSeconds": 50})).await;
+    let wait = json!({"timeoutSeconds": 50, "atLeast": "steer"});
+    let waits = session.pi.call("wait_for_messages", wait).await;
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(i32::try_from(server).unwrap()).unwrap(),
         rustix::process::Signal::KILL,
     )
     .unwrap();
     let error = session.pi.answer(waits).await["error"].take();
-    assert_eq!(error, "commsd mcp ended (SIGKILL)");
+    assert_eq!(error, "commsd mcp: ended (SIGKILL)");
     let told = session.pi.said("told").await;
     assert!(told["told"].as_str().unwrap().contains("started again"), "{told}");
     // The new one is the same agent, and listens.
@@ -329,16 +332,25 @@ async fn a_server_that_dies_is_started_again_and_one_that_is_not_there_is_told()
     session.pi.end().await;
 
     let agent = session.daemon.home.path().join(".pi/agent");
-    let mut without = Pi::stub(&session.daemon, &agent, |text| {
-        text.replace(env!("CARGO_BIN_EXE_commsd"), "/nowhere/\\u001b[2Jcommsd")
-    });
-    without.event(json!({"reason": "startup"}), "session_start").await;
-    let told = without.said("told").await;
-    let text = told["told"].as_str().unwrap();
-    assert_eq!(told["kind"], "error");
-    assert!(text.contains("/nowhere/") && !text.contains('\u{1b}'), "{told}");
-    assert_eq!(without.tools().await, [Value::Null; 0]);
-    without.end().await;
+    let hung = agent.join("hung");
+    std::fs::write(&hung, "#!/bin/sh\nexec sleep 600\n").unwrap();
+    std::fs::set_permissions(&hung, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for (program, why) in [
+        (hung.to_str().unwrap(), "no answer"),
+        ("/nowhere/\\u001b[2Jcommsd", "spawn /nowhere/ [2Jcommsd ENOENT"),
+        ("/bin/sleep", "ended (1)"),
+    ] {
+        let mut without = Pi::stub(&session.daemon, &agent, |text| {
+            text.replace(env!("CARGO_BIN_EXE_commsd"), program)
+        });
+        without.event(json!({"reason": "startup"}), "session_start").await;
+        let told = without.said("told").await;
+        let text = told["told"].as_str().unwrap();
+        assert_eq!(told["kind"], "error");
+        assert!(text.starts_with(&format!("commsd mcp: {why}")), "{told}");
+        assert_eq!(without.tools().await, [Value::Null; 0]);
+        without.end().await;
+    }
 }
 
 /// pi is no crate: where it is installed in a folder, `COMMSD_SDK_PI` names that.

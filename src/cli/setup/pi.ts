@@ -53,11 +53,12 @@ class Server {
     this.child = spawn(program, args, { cwd, stdio: ["pipe", "pipe", "pipe"] });
     // Why there is no server any more.
     this.gone = new Promise((resolve) => {
-      this.child.once("error", ({ message }) => resolve(message));
-      this.child.once("close", (code, signal) => resolve(printable(`ended (${signal ?? code}) ${said}`)));
+      const tell = (why) => resolve(printable(`commsd mcp: ${why}`));
+      this.child.once("error", ({ message }) => tell(message));
+      this.child.once("close", (code, signal) => tell(`ended (${signal ?? code}) ${said}`));
     });
     void this.gone.then((why) => {
-      for (const call of [...this.calls.values()]) call.reject(new Error(`commsd mcp ${why}`));
+      for (const call of [...this.calls.values()]) call.reject(new Error(why));
     });
     const { stdin, stdout, stderr } = this.child;
     stdin.on("error", () => {});
@@ -124,9 +125,13 @@ class Server {
   async open() {
     const soon = AbortSignal.timeout(START_MS);
     const hello = { protocolVersion: PROTOCOL, capabilities: {}, clientInfo: { name: "pi", version: "1" } };
-    await this.request("initialize", hello, soon);
-    this.write({ method: "notifications/initialized" });
-    return (await this.request("tools/list", {}, soon)).tools;
+    try {
+      await this.request("initialize", hello, soon);
+      this.write({ method: "notifications/initialized" });
+      return (await this.request("tools/list", {}, soon)).tools;
+    } catch (error) {
+      throw soon.aborted ? new Error("commsd mcp: no answer") : error;
+    }
   }
 
   kill() {
@@ -189,7 +194,7 @@ class Session {
       ready();
       if (this.over.signal.aborted) return;
       if (Date.now() - begun > LASTED_MS) pause = PAUSE_MS;
-      if (!told) this.tell(`commsd mcp: ${why}. It is started again until it runs (commsd setup pi --status).`);
+      if (!told) this.tell(`${why}. It is started again until it runs (commsd setup pi --status).`);
       told = true;
       await sleep(pause, undefined, { signal: this.over.signal, ref: false }).catch(() => {});
       pause = Math.min(pause * 2, MAX_PAUSE_MS);
