@@ -4,8 +4,8 @@
 mod edit;
 pub(super) mod file;
 mod jsonc;
-mod opencode;
 mod plugin;
+mod program;
 #[cfg(test)]
 mod tests;
 mod toml;
@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use self::edit::{EditError, Entry, Format, NAME, PROGRAM_NAME};
 use self::file::{FileError, Kept};
+use self::program::{Found, Program};
 use super::output::{json_line, print, table};
 use super::{exit, report};
 use crate::api::types::{ApiError, Label};
@@ -33,11 +34,11 @@ const CLAUDE_CODE: &str = "claude-code";
 /// Register `commsd mcp` with the harnesses of this user
 ///
 /// Claude Code, Codex and OpenCode are set up in their own files, where only the entry `agent-comms`
-/// is changed; OpenCode gets a plugin file as well, which brings messages. For any other harness the
-/// lines to put in are printed.
+/// is changed; OpenCode gets a plugin file as well, which brings messages. pi gets an extension, which
+/// does all of it. For any other harness the lines to put in are printed.
 #[derive(Args, Clone, Debug)]
 pub struct SetupArgs {
-    /// claude-code, codex, opencode, or any other [default: those that are found]
+    /// claude-code, codex, opencode, pi, or any other [default: those that are found]
     harness: Option<Label>,
     /// Take it back
     #[arg(long, group = "what")]
@@ -66,22 +67,35 @@ struct Harness {
     name: &'static str,
     /// Where it keeps things; it is installed if one of them is there.
     traces: Vec<PathBuf>,
+    /// Its configuration, where that names servers.
+    config: Option<Config>,
+    /// The program of ours that it runs, where it takes one, and that program's file.
+    program: Option<(Program, PathBuf)>,
+}
+
+/// A configuration file that names servers.
+struct Config {
     file: PathBuf,
     format: Format,
-    /// The file of its own that brings messages, where it takes one.
-    plugin: Option<PathBuf>,
 }
 
 impl Harness {
     /// The same in a project's files. What stands there is for everybody who works on it, so it has no
     /// program of ours in it.
-    fn in_project(self, dir: &Path) -> Self {
-        let file = match self.format {
+    fn in_project(self, dir: &Path) -> Option<Self> {
+        let format = self.config?.format;
+        let file = match format {
             Format::McpServers => dir.join(".mcp.json"),
             Format::Codex => dir.join(".codex/config.toml"),
             Format::OpenCode => opencode_file(dir),
         };
-        Self { file, plugin: None, ..self }
+        Some(Self { config: Some(Config { file, format }), program: None, ..self })
+    }
+
+    /// The file that makes it start commsd.
+    fn file(&self) -> Option<&PathBuf> {
+        let program = || self.program.as_ref().map(|(_, file)| file);
+        self.config.as_ref().map(|config| &config.file).or_else(program)
     }
 }
 
@@ -103,27 +117,33 @@ fn harnesses(home: &Path, env: impl Fn(&str) -> Option<OsString>) -> Vec<Harness
     let codex = dir("CODEX_HOME").unwrap_or_else(|| home.join(".codex"));
     let config = dir("XDG_CONFIG_HOME").filter(|dir| dir.is_absolute());
     let opencode = config.unwrap_or_else(|| home.join(".config")).join("opencode");
+    let pi = dir("PI_CODING_AGENT_DIR").unwrap_or_else(|| home.join(".pi/agent"));
+    // pi writes the home directory so.
+    let pi = pi.strip_prefix("~").map(|rest| home.join(rest)).unwrap_or(pi);
     vec![
         Harness {
             name: CLAUDE_CODE,
             traces: vec![claude.unwrap_or_else(|| home.join(".claude")), claude_file.clone()],
-            file: claude_file,
-            format: Format::McpServers,
-            plugin: None,
+            config: Some(Config { file: claude_file, format: Format::McpServers }),
+            program: None,
         },
         Harness {
             name: "codex",
-            file: codex.join("config.toml"),
+            config: Some(Config { file: codex.join("config.toml"), format: Format::Codex }),
+            program: None,
             traces: vec![codex],
-            format: Format::Codex,
-            plugin: None,
         },
         Harness {
             name: "opencode",
-            file: opencode_file(&opencode),
-            plugin: Some(opencode::place(&opencode)),
+            config: Some(Config { file: opencode_file(&opencode), format: Format::OpenCode }),
+            program: Some((Program::OpenCode, Program::OpenCode.place(&opencode))),
             traces: vec![opencode],
-            format: Format::OpenCode,
+        },
+        Harness {
+            name: "pi",
+            config: None,
+            program: Some((Program::Pi, Program::Pi.place(&pi))),
+            traces: vec![pi],
         },
     ]
 }
@@ -146,6 +166,8 @@ enum State {
     Removed,
     /// Another server has the name.
     Foreign,
+    /// The program of ours was changed, or is somebody else's.
+    Changed,
     /// commsd does not know its files.
     ByHand,
     /// Its file is left as it is.
@@ -162,6 +184,7 @@ impl State {
             Self::NotSetUp => "not set up",
             Self::Removed => "removed",
             Self::Foreign => "another server",
+            Self::Changed => "changed",
             Self::ByHand => "by hand",
             Self::Refused => "refused",
         }
@@ -203,6 +226,20 @@ impl Line {
             plugin: None,
             error: None,
         }
+    }
+
+    /// What the harness starts, and whether that is there.
+    fn starts(&mut self, program: String) {
+        let exists = executable(&program);
+        if !exists {
+            self.error = Some(ApiError::new(
+                "no_program",
+                format!("{} starts {program}, which is not there", self.harness),
+                format!("commsd setup {}", self.harness),
+            ));
+        }
+        self.program = Some(program);
+        self.program_exists = Some(exists);
     }
 }
 
@@ -286,15 +323,16 @@ fn plug_in(
 ) -> Result<plugin::Report, ApiError> {
     let program = own_program()?;
     let server = entry(&program, CLAUDE_CODE, flags)?;
-    let hook = Entry { args: hook_args(&server.args), ..server.clone() };
+    let hook = server.hook();
     if args.remove {
         return plugin::remove(folder, &server, &hook, args.print);
     }
     // Two servers in one session are two agents, and its hooks are neither's.
     let known = harnesses(&home()?, |name| env::var_os(name));
-    let entered = known.iter().find(|harness| harness.name == CLAUDE_CODE).map(|harness| {
-        let text = Kept::open(&harness.file)?.text.unwrap_or_default();
-        of(harness, harness.format.find(&text))
+    let claude = known.iter().find(|harness| harness.name == CLAUDE_CODE);
+    let entered = claude.and_then(|harness| harness.config.as_ref()).map(|config| {
+        let text = Kept::open(&config.file)?.text.unwrap_or_default();
+        config.of(config.format.find(&text))
     });
     if let Some(Some(_)) = entered.transpose()? {
         return Err(ApiError::new(
@@ -304,11 +342,6 @@ fn plug_in(
         ));
     }
     plugin::write(folder, &server, &hook, args.print)
-}
-
-/// The hook's arguments, which are the server's but for the command and `--harness`'s own default.
-fn hook_args(server: &[String]) -> Vec<String> {
-    std::iter::once("hook".to_owned()).chain(server.iter().skip(1).cloned()).collect()
 }
 
 fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
@@ -325,7 +358,7 @@ fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
                 let what = format!("there is no directory {}", project.display());
                 ApiError::new("no_project", what, "name the folder of a project")
             })?;
-        known = known.into_iter().map(|harness| harness.in_project(&dir)).collect();
+        known = known.into_iter().filter_map(|harness| harness.in_project(&dir)).collect();
         // Where it is on this machine is not for the others.
         if on_path().any(|found| found == program) {
             program = PROGRAM_NAME.into();
@@ -354,7 +387,7 @@ fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
     if lines.is_empty() {
         return Err(ApiError::new(
             "no_harness",
-            "neither Claude Code nor Codex nor OpenCode is found",
+            "neither Claude Code nor Codex nor OpenCode nor pi is found",
             "name the harness: `commsd setup claude-code`, or any other for the lines to put in",
         ));
     }
@@ -435,14 +468,17 @@ fn by_hand(harness: &str, entry: &Entry) -> Line {
 
 /// Does it with one harness.
 fn one(harness: &Harness, installed: bool, entry: &Entry, what: What, dry: bool) -> Line {
-    let mut line = Line::new(harness.name, Some(installed), Some(harness.file.clone()));
+    let mut line = Line::new(harness.name, Some(installed), harness.file().cloned());
     for attempt in 1.. {
-        let done = match what {
-            What::Status => status(harness, &mut line),
-            What::SetUp { replace } => set_up(harness, entry, replace, dry, &mut line),
-            What::Remove => remove(harness, dry, &mut line),
+        let done = match (&harness.config, what) {
+            (None, _) => Ok(None),
+            (Some(config), What::Status) => status(config, &mut line).map(Some),
+            (Some(config), What::SetUp { replace }) => {
+                set_up(config, entry, replace, dry, &mut line).map(Some)
+            }
+            (Some(config), What::Remove) => remove(config, dry, &mut line).map(Some),
         };
-        let done = done.and_then(|state| plugin_too(harness, entry, what, dry, state, &mut line));
+        let done = done.and_then(|state| program_too(harness, entry, what, dry, state, &mut line));
         match done {
             Ok(state) => line.state = state,
             Err(SetupError::File(FileError::Changed { .. })) if attempt < TRIES => continue,
@@ -458,70 +494,77 @@ fn one(harness: &Harness, installed: bool, entry: &Entry, what: What, dry: bool)
     line
 }
 
-/// Does it with the file of its own that a harness takes, beside its configuration.
-fn plugin_too(
+/// Does it with the program of ours that a harness takes: beside its configuration, with which it
+/// stands as `entered` says, or instead of that.
+fn program_too(
     harness: &Harness,
     entry: &Entry,
     what: What,
     dry: bool,
-    state: State,
+    entered: Option<State>,
     line: &mut Line,
 ) -> Result<State, SetupError> {
-    let Some(path) = &harness.plugin else { return Ok(state) };
-    let (found, state) = match what {
-        What::Status => (opencode::look(path)?, state),
-        What::Remove => match opencode::remove(path, dry)? {
-            opencode::Found::Ours if state == State::NotSetUp => {
-                (opencode::Found::Ours, State::Removed)
-            }
-            found => (found, state),
-        },
+    let Some((program, path)) = &harness.program else {
+        return Ok(entered.unwrap_or(State::NotSetUp));
+    };
+    let (found, changed, starts) = match what {
+        What::Status => {
+            let (found, starts) = program::look(path)?;
+            (found, false, starts)
+        }
+        What::Remove => (program::remove(path, dry)?, true, None),
         What::SetUp { .. } => {
-            let hook = Entry { args: hook_args(&entry.args), ..entry.clone() };
-            let (found, changed) = opencode::write(path, &opencode::text(&hook), dry)?;
-            let updated = changed && state == State::Unchanged;
-            // Where nothing was, it is there now.
-            let found =
-                if found == opencode::Found::Nothing { opencode::Found::Ours } else { found };
-            (found, if updated { State::Updated } else { state })
+            let (found, changed) = program::write(path, &program.text(entry), dry)?;
+            (found, changed, Some(entry.clone()))
         }
     };
-    match found {
-        opencode::Found::Nothing => {}
-        opencode::Found::Ours => line.plugin = Some(path.clone()),
-        opencode::Found::Changed if what == What::Status => line.plugin = Some(path.clone()),
-        opencode::Found::Changed => {
-            line.state = state;
-            return Err(SetupError::Plugin { path: path.clone() });
-        }
+    let state = match (what, found) {
+        (_, Found::Changed) => State::Changed,
+        (What::Status, Found::Ours) | (What::SetUp { .. }, Found::Nothing) => State::SetUp,
+        (What::Status | What::Remove, Found::Nothing) => State::NotSetUp,
+        (What::Remove, Found::Ours) => State::Removed,
+        (What::SetUp { .. }, Found::Ours) if changed => State::Updated,
+        (What::SetUp { .. }, Found::Ours) => State::Unchanged,
+    };
+    let refused = state == State::Changed && what != What::Status;
+    let there = state != State::NotSetUp && !refused;
+    let state = match entered {
+        // Both are one thing to whoever asks.
+        Some(State::Unchanged) if changed => State::Updated,
+        Some(State::NotSetUp) if state == State::Removed => State::Removed,
+        Some(entered) => entered,
+        None => state,
+    };
+    if refused {
+        line.state = state;
+        return Err(SetupError::Plugin { path: path.clone() });
+    }
+    if entered.is_some() {
+        line.plugin = there.then(|| path.clone());
+    } else if let Some(starts) = starts {
+        line.entry = Some(program::words(&starts));
+        line.starts(starts.program);
     }
     Ok(state)
 }
 
-/// For an error about what the file says.
-fn of<T>(harness: &Harness, result: Result<T, EditError>) -> Result<T, SetupError> {
-    result.map_err(|source| SetupError::Edit { path: harness.file.clone(), source })
+impl Config {
+    /// For an error about what the file says.
+    fn of<T>(&self, result: Result<T, EditError>) -> Result<T, SetupError> {
+        result.map_err(|source| SetupError::Edit { path: self.file.clone(), source })
+    }
 }
 
-fn status(harness: &Harness, line: &mut Line) -> Result<State, SetupError> {
-    let kept = Kept::open(&harness.file)?;
+fn status(config: &Config, line: &mut Line) -> Result<State, SetupError> {
+    let kept = Kept::open(&config.file)?;
     line.backup = kept.backup()?.map(|_| kept.backup_path());
     let text = kept.text.unwrap_or_default();
-    let Some(found) = of(harness, harness.format.find(&text))? else { return Ok(State::NotSetUp) };
-    line.entry = of(harness, harness.format.piece(&text))?;
+    let Some(found) = config.of(config.format.find(&text))? else { return Ok(State::NotSetUp) };
+    line.entry = config.of(config.format.piece(&text))?;
     if !found.is_ours() {
         return Ok(State::Foreign);
     }
-    let exists = executable(&found.program);
-    if !exists {
-        line.error = Some(ApiError::new(
-            "no_program",
-            format!("{} starts {}, which is not there", harness.name, found.program),
-            format!("commsd setup {}", harness.name),
-        ));
-    }
-    line.program = Some(found.program);
-    line.program_exists = Some(exists);
+    line.starts(found.program);
     Ok(State::SetUp)
 }
 
@@ -539,32 +582,32 @@ fn executable(program: &str) -> bool {
 }
 
 fn set_up(
-    harness: &Harness,
+    config: &Config,
     entry: &Entry,
     replace: bool,
     dry: bool,
     line: &mut Line,
 ) -> Result<State, SetupError> {
-    let kept = Kept::open(&harness.file)?;
-    let format = harness.format;
+    let kept = Kept::open(&config.file)?;
+    let format = config.format;
     let text = kept.text.as_deref().unwrap_or_default();
-    let found = of(harness, format.find(text))?;
+    let found = config.of(format.find(text))?;
     let (state, new) = match &found {
         None => {
             let piece = format.render(text, entry);
-            (State::SetUp, of(harness, format.insert(text, &piece))?)
+            (State::SetUp, config.of(format.insert(text, &piece))?)
         }
         Some(found) if found.is_ours() => {
             if found.program == entry.program {
                 (State::Unchanged, text.to_owned())
             } else {
                 // What else the entry says (a name, variables) is its owner's.
-                (State::Updated, of(harness, format.set_program(text, &entry.program))?)
+                (State::Updated, config.of(format.set_program(text, &entry.program))?)
             }
         }
         Some(_) if replace => {
             let piece = format.render(text, entry);
-            (State::Replaced, of(harness, format.put(text, &piece))?)
+            (State::Replaced, config.of(format.put(text, &piece))?)
         }
         Some(found) => {
             let command = if found.program.is_empty() {
@@ -576,12 +619,11 @@ fn set_up(
                     .collect::<Vec<_>>()
                     .join(" ")
             };
-            return Err(SetupError::Foreign { path: harness.file.clone(), command });
+            return Err(SetupError::Foreign { path: config.file.clone(), command });
         }
     };
-    line.entry = of(harness, format.piece(&new))?;
-    line.program = Some(entry.program.clone());
-    line.program_exists = Some(true);
+    line.entry = config.of(format.piece(&new))?;
+    line.starts(entry.program.clone());
     if state == State::Unchanged {
         return Ok(state);
     }
@@ -598,21 +640,21 @@ fn set_up(
     Ok(state)
 }
 
-fn remove(harness: &Harness, dry: bool, line: &mut Line) -> Result<State, SetupError> {
-    let kept = Kept::open(&harness.file)?;
-    let format = harness.format;
+fn remove(config: &Config, dry: bool, line: &mut Line) -> Result<State, SetupError> {
+    let kept = Kept::open(&config.file)?;
+    let format = config.format;
     let Some(text) = kept.text.as_deref() else { return Ok(State::NotSetUp) };
-    match of(harness, format.find(text))? {
+    match config.of(format.find(text))? {
         None => return Ok(State::NotSetUp),
         // Somebody else's is nothing to remove.
         Some(found) if !found.is_ours() => return Ok(State::Foreign),
         Some(_) => {}
     }
-    line.entry = of(harness, format.piece(text))?;
+    line.entry = config.of(format.piece(text))?;
     let before = kept.backup()?;
     // A copy that cannot be read as its format is no help; only the entry goes.
     let usable = before.as_deref().filter(|before| format.find(before).is_ok());
-    let new = of(harness, format.undo(text, usable))?;
+    let new = config.of(format.undo(text, usable))?;
     kept.writable()?;
     if !dry {
         kept.write(new.as_deref())?;

@@ -11,6 +11,8 @@ use std::collections::{HashSet, VecDeque};
 use parking_lot::Mutex;
 use rmcp::model::RequestId;
 
+use crate::api::tool::feed::Urgency;
+
 /// Answers with messages that have not arrived: more are not given until some have. A client that
 /// waits for its answers has one; fifty parallel calls fit.
 const MAX_UNDER_WAY: usize = 64;
@@ -50,6 +52,8 @@ struct Part {
     text: String,
     /// Every event up to here is whole in this part or one before it.
     through: u64,
+    /// How soon the model should see it.
+    urgency: Urgency,
     state: State,
 }
 
@@ -163,9 +167,15 @@ impl Given {
     }
 
     /// New events go with the answer to `call`.
-    pub fn give(&mut self, call: &RequestId, text: &str, through: u64) {
+    pub fn give(&mut self, call: &RequestId, text: &str, through: u64, urgency: Urgency) {
         let state = State::With(call.clone());
-        self.parts.push_back(Part { text: text.to_owned(), through, state });
+        self.parts.push_back(Part { text: text.to_owned(), through, urgency, state });
+    }
+
+    /// The most urgent of what has to be given again.
+    pub fn wanted(&self) -> Option<Urgency> {
+        let wanted = self.parts.iter().filter(|part| part.state == State::Wanted);
+        wanted.map(|part| part.urgency).max()
     }
 
     /// What has to be given again goes with the answer to `call`; and whether more has to.
@@ -195,7 +205,7 @@ mod tests {
     /// A call whose answer brings events up to `through`, written out.
     fn shown(given: &mut Given, call: i64, through: u64) {
         given.called(&id(call)).unwrap();
-        given.give(&id(call), &format!("part {through}"), through);
+        given.give(&id(call), &format!("part {through}"), through, Urgency::Steer);
         given.answered(&id(call));
         given.written(&id(call));
     }
@@ -207,7 +217,7 @@ mod tests {
         shown(&mut given, 1, 5);
         assert_eq!(given.arrived(together), None, "it was made before the answer");
         let later = given.read();
-        given.give(&id(2), "more", 6);
+        given.give(&id(2), "more", 6, Urgency::Info);
         assert_eq!(given.arrived(later), Some(5), "not what has not been written");
         given.acknowledged(5);
         assert_eq!(given.arrived(later), None);
@@ -227,7 +237,7 @@ mod tests {
         for late in 0..4 {
             let mut given = Given::default();
             given.called(&id(1)).unwrap();
-            given.give(&id(1), "one", 5);
+            given.give(&id(1), "one", 5, Urgency::FollowUp);
             if late > 0 {
                 given.answered(&id(1));
                 given.written(&id(1));
@@ -239,8 +249,9 @@ mod tests {
             if late > 2 {
                 given.acknowledged(5);
             }
-            assert_eq!(given.in_doubt(), None);
+            assert_eq!((given.in_doubt(), given.wanted()), (None, None));
             given.cancelled(&id(1));
+            assert_eq!(given.wanted(), Some(Urgency::FollowUp));
             // Once the daemon knows of its arrival, it is too late to doubt that.
             assert_eq!(given.in_doubt(), Some(if late > 2 { 5 } else { 0 }));
             assert_eq!(given.arrived(given.read), None, "{late}");

@@ -39,8 +39,13 @@ const CHANNEL_NOTIFICATION: &str = "notifications/claude/channel";
 const WAIT_SECS: u64 = 25;
 /// How long it waits at most.
 const MAX_WAIT_SECS: u64 = 50;
-/// Events looked at for one batch; more than fit into it.
-const PAGE: u64 = 200;
+/// Events looked at for one batch: more than fit into it, and as many as hooks look at for something
+/// urgent.
+const PAGE: u64 = 1_000;
+/// What the least urgency is called that is waited for.
+const LEAST: &str = "atLeast";
+/// What a batch's urgency is called beside the answer: for the program that has waited.
+const URGENCY: &str = "streamingBehavior";
 /// Resources.
 const INBOX_URI: &str = "commsd://inbox";
 const ROOMS_URI: &str = "commsd://rooms";
@@ -98,25 +103,37 @@ impl Server {
         Ok(())
     }
 
-    /// What has come for the model, to go with the answer to a call.
-    async fn batch(&self, context: &RequestContext<RoleServer>) -> Result<Option<Batch>, ApiError> {
+    /// What has come for the model, to go with the answer to a call, and how urgent it is; `None`
+    /// when nothing is as urgent as `least`. What stands before something urgent goes first.
+    async fn batch(
+        &self,
+        least: Urgency,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<Option<(Batch, Urgency)>, ApiError> {
         let mut shown = self.feed.lock().await;
         let Some(connected) = self.link.at_once() else { return Ok(None) };
         shown.follow(&connected, &self.given);
-        let again = self.given.lock().again(&context.id);
-        let batch = if let Some((text, more)) = again {
-            Some(Batch { text, more })
-        } else if self.given.lock().has_room() {
+        let mut urgency = self.given.lock().wanted();
+        let mut inbox = None;
+        if self.given.lock().has_room() {
             // Hooks bring messages too, each once.
             let given = EventsGivenParams { seq: shown.feed.shown() };
             shown.feed.skip(connected.client.call(given).await?.through);
-            let page = PageSize::try_from(PAGE).ok();
-            let inbox =
-                connected.client.call(InboxParams { wait: None, max: page, peek: None }).await?;
+            let max = PageSize::try_from(PAGE).ok();
+            let waiting =
+                connected.client.call(InboxParams { wait: None, max, peek: None }).await?;
+            urgency = urgency.max(shown.feed.urgency(&waiting.events));
+            inbox = Some(waiting);
+        }
+        let Some(urgency) = urgency.filter(|urgency| *urgency >= least) else { return Ok(None) };
+        let again = self.given.lock().again(&context.id);
+        let batch = if let Some((text, more)) = again {
+            Some(Batch { text, more })
+        } else if let Some(inbox) = inbox {
             let batch = shown.feed.batch(&inbox.events, inbox.more, MAX_BATCH);
             if let Some(batch) = &batch {
                 let seq = shown.feed.shown();
-                self.given.lock().give(&context.id, &batch.text, seq);
+                self.given.lock().give(&context.id, &batch.text, seq, urgency);
                 // A hook may run as soon as the answer is there.
                 connected.client.call(EventsGivenParams { seq }).await?;
             }
@@ -129,7 +146,7 @@ impl Server {
             self.given.lock().cancelled(&context.id);
             self.doubt(&connected).await;
         }
-        Ok(batch)
+        Ok(batch.map(|batch| (batch, urgency)))
     }
 
     /// Hooks acknowledge what they bring and all before it: the daemon is told where that ends.
@@ -148,7 +165,7 @@ impl Server {
         context: &RequestContext<RoleServer>,
     ) -> CallToolResult {
         // What cannot be fetched now comes with a later call.
-        let batch = self.batch(context).await.ok().flatten();
+        let batch = self.batch(Urgency::Info, context).await.ok().flatten();
         let note = self.feed.lock().await.note.take();
         let mut content = Vec::new();
         let mut text = result.content;
@@ -156,7 +173,7 @@ impl Server {
             text.push_str(&format!("\n\n{note}"));
         }
         content.push(ContentBlock::text(text));
-        if let Some(batch) = batch {
+        if let Some((batch, _)) = batch {
             content.push(ContentBlock::text(batch.incoming()));
         }
         if result.is_error {
@@ -215,8 +232,8 @@ impl Server {
         arguments: &Map<String, Value>,
         context: &RequestContext<RoleServer>,
     ) -> CallToolResult {
-        let seconds = match wait_seconds(arguments) {
-            Ok(seconds) => seconds,
+        let (seconds, least) = match wait_for(arguments) {
+            Ok(wait) => wait,
             Err(error) => return self.with_messages(render::refusal(&error), context).await,
         };
         let until = Instant::now() + Duration::from_secs(seconds);
@@ -228,9 +245,11 @@ impl Server {
         let _due_again = self.arrived(context).await;
         loop {
             let news = self.link.news();
-            match self.batch(context).await {
-                Ok(Some(batch)) => {
-                    return CallToolResult::success(vec![ContentBlock::text(batch.incoming())]);
+            match self.batch(least, context).await {
+                Ok(Some((batch, urgency))) => {
+                    let text = ContentBlock::text(batch.incoming());
+                    let said = Map::from_iter([(URGENCY.to_owned(), json!(urgency.as_str()))]);
+                    return CallToolResult::success(vec![text]).with_meta(Some(said.into()));
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -342,21 +361,34 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-fn wait_seconds(arguments: &Map<String, Value>) -> Result<u64, ApiError> {
+/// How many seconds, and for what.
+fn wait_for(arguments: &Map<String, Value>) -> Result<(u64, Urgency), ApiError> {
     let wrong = |what: String| {
-        let todo = format!("{WAIT} takes [timeoutSeconds], from 0 to {MAX_WAIT_SECS}");
+        let todo = format!(
+            "{WAIT} takes [timeoutSeconds], from 0 to {MAX_WAIT_SECS}, and [{LEAST}]: {}",
+            Urgency::ALL.map(Urgency::as_str).join(", ")
+        );
         ApiError::new(ApiError::INVALID_PARAMS, what, todo)
     };
-    if let Some(unknown) = arguments.keys().find(|key| *key != "timeoutSeconds") {
+    let known = |key: &String| ["timeoutSeconds", LEAST].contains(&key.as_str());
+    if let Some(unknown) = arguments.keys().find(|key| !known(key)) {
         return Err(wrong(format!("unknown field `{}`", escape_untrusted(unknown))));
     }
-    match arguments.get("timeoutSeconds") {
-        None | Some(Value::Null) => Ok(WAIT_SECS),
+    let seconds = match arguments.get("timeoutSeconds") {
+        None | Some(Value::Null) => WAIT_SECS,
         Some(value) => value
             .as_u64()
             .filter(|seconds| *seconds <= MAX_WAIT_SECS)
-            .ok_or_else(|| wrong("`timeoutSeconds` is out of range".to_owned())),
-    }
+            .ok_or_else(|| wrong("`timeoutSeconds` is out of range".to_owned()))?,
+    };
+    let least = match arguments.get(LEAST) {
+        None | Some(Value::Null) => Urgency::Info,
+        Some(value) => Urgency::ALL
+            .into_iter()
+            .find(|urgency| value == urgency.as_str())
+            .ok_or_else(|| wrong(format!("`{LEAST}` is none of its words")))?,
+    };
+    Ok((seconds, least))
 }
 
 fn tools(with_acp: bool) -> Vec<Tool> {
@@ -365,6 +397,9 @@ fn tools(with_acp: bool) -> Vec<Tool> {
         "properties": {"timeoutSeconds": {
             "type": "integer", "minimum": 0, "maximum": MAX_WAIT_SECS,
             "description": format!("how long to wait at most; {WAIT_SECS} without it"),
+        }, LEAST: {
+            "type": "string", "enum": Urgency::ALL.map(Urgency::as_str),
+            "description": "how urgent something has to be to be waited for; info, which is anything, without it",
         }},
         "additionalProperties": false,
     }) {

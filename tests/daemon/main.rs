@@ -23,6 +23,7 @@ mod local_socket;
 mod mcp;
 mod mesh;
 mod namespaces;
+mod pi;
 mod setup;
 mod signals;
 mod transport;

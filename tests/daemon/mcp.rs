@@ -340,6 +340,30 @@ async fn a_message_is_read_once_the_next_call_shows_that_it_arrived() {
 }
 
 #[tokio::test]
+async fn one_may_wait_for_what_is_urgent_and_gets_what_stands_before_it_too() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (mut ann, mut bob) = friends(&daemon).await;
+    let (text, error) = ann.tool("wait_for_messages", json!({"atLeast": "now"})).await;
+    assert!(error && text.contains("info, followUp, steer"), "{text}");
+    for (before, urgent) in [("info", "followUp"), ("followUp", "steer")] {
+        let arguments = json!({"timeoutSeconds": 20, "atLeast": urgent});
+        let call = json!({"name": "wait_for_messages", "arguments": arguments});
+        let waits = ann.request("tools/call", call).await;
+        for hint in [before, urgent] {
+            let content = format!("a word with {hint}");
+            let dm = json!({"action": "dm", "target": "ann", "content": content, "streamingBehavior": hint});
+            bob.action(dm).await;
+        }
+        let result = ann.answer(waits).await["result"].take();
+        assert_eq!(result["_meta"]["streamingBehavior"], urgent);
+        let text = result["content"][0]["text"].as_str().unwrap();
+        for hint in [before, urgent] {
+            assert!(text.contains(&format!("│ a word with {hint}")), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_went_with_a_cancelled_call_comes_again() {
     let daemon = Daemon::start(Ports::free()).await;
     let (mut ann, mut bob) = friends(&daemon).await;

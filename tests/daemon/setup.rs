@@ -111,6 +111,8 @@ fn setup_and_remove_leave_every_byte_as_it_was() {
         ".config/opencode/opencode.jsonc",
         "{\n\t\"mcp\": {\n\t\t// others\n\t\t\"x\": {\"type\": \"remote\", \"url\": \"u\"},\n\t},\n}\n",
     );
+    home.write(".pi/agent/settings.json", "{\"theme\": \"dark\"}");
+    home.write(".pi/agent/extensions/mine.ts", "export default () => {};\n");
     let before = home.snapshot();
 
     let shown = home.run(&["setup", "--print"]);
@@ -122,7 +124,7 @@ fn setup_and_remove_leave_every_byte_as_it_was() {
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
     let lines = ran.json()["harnesses"].take();
     let states: Vec<_> = lines.as_array().unwrap().iter().map(|l| &l["state"]).collect();
-    assert_eq!(states, ["set_up"; 3]);
+    assert_eq!(states, ["set_up"; 4]);
     let text = fs::read_to_string(home.at(".claude.json")).unwrap();
     assert!(fs::symlink_metadata(home.at(".claude.json")).unwrap().is_symlink());
     assert!(text.starts_with("\u{feff}{\r\n  \"n\": 12345678901234567890123, // huge\r\n"));
@@ -145,6 +147,11 @@ fn setup_and_remove_leave_every_byte_as_it_was() {
     let text = fs::read_to_string(&plugin).unwrap();
     let command = format!("[\"{PROGRAM}\",\"hook\",\"--harness\",\"opencode\"]");
     assert!(text.contains(&command), "{text}");
+    // pi has nothing else.
+    let extension = home.at(".pi/agent/extensions/commsd.ts");
+    assert_eq!(lines[3]["file"], extension.display().to_string());
+    let text = fs::read_to_string(&extension).unwrap();
+    assert!(text.contains(&format!("[\"{PROGRAM}\",\"mcp\",\"--harness\",\"pi\"]")), "{text}");
     // The copies are what was there.
     let copies = home.snapshot();
     for (file, backup) in [
@@ -173,7 +180,7 @@ fn setup_and_remove_leave_every_byte_as_it_was() {
 #[test]
 fn a_projects_files_are_set_up_for_everybody_and_taken_back() {
     let home = Home::new();
-    for dir in [".claude", ".codex", ".config/opencode", "bin", "p"] {
+    for dir in [".claude", ".codex", ".config/opencode", ".pi/agent", "bin", "p"] {
         fs::create_dir_all(home.at(dir)).unwrap();
     }
     symlink(PROGRAM, home.at("bin/commsd")).unwrap();
@@ -210,6 +217,49 @@ fn a_projects_files_are_set_up_for_everybody_and_taken_back() {
     fs::remove_file(home.at("bin/commsd")).unwrap();
     home.run(&["setup", "--project", "p", "codex"]);
     assert!(fs::read_to_string(home.at("p/.codex/config.toml")).unwrap().contains(PROGRAM));
+}
+
+#[test]
+fn pis_extension_is_all_that_pi_gets_and_status_tells_how_it_stands() {
+    let home = Home::new();
+    let at_socket = |args: &[&str]| home.run(&[&["--socket", "/run/x.sock"], args].concat());
+    let state = |ran: &Ran| ran.line()["state"].as_str().unwrap().to_owned();
+    assert_eq!(state(&home.run(&["setup", "pi", "--status", "--json"])), "not_set_up");
+    let shown = at_socket(&["setup", "pi", "--print", "--json"]);
+    let command = json!([PROGRAM, "mcp", "--harness", "pi", "--socket", "/run/x.sock"]);
+    assert_eq!(shown.line()["entry"], command.to_string());
+    assert_eq!(home.snapshot(), BTreeMap::new());
+
+    assert_eq!(state(&at_socket(&["setup", "pi", "--json"])), "set_up");
+    let file = home.at(".pi/agent/extensions/commsd.ts");
+    assert_eq!(home.snapshot().keys().collect::<Vec<_>>(), [&file]);
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains(&format!("const COMMAND = {command};")), "{text}");
+    assert_eq!(state(&at_socket(&["setup", "pi", "--json"])), "unchanged");
+    assert_eq!(state(&home.run(&["setup", "pi", "--json"])), "updated");
+    let line = home.run(&["setup", "pi", "--status", "--json"]).line();
+    assert_eq!((&line["state"], &line["programExists"]), (&json!("set_up"), &json!(true)));
+    assert_eq!((&line["installed"], &line["program"]), (&json!(true), &json!(PROGRAM)));
+
+    // What somebody has changed stays, and is told; so is a program that is gone (D8).
+    let changed = fs::read_to_string(&file).unwrap().replace(PROGRAM, "/gone/commsd");
+    fs::write(&file, &changed).unwrap();
+    let ran = home.run(&["setup", "pi", "--status", "--json"]);
+    assert_eq!((ran.code, state(&ran)), (Some(1), "changed".to_owned()));
+    assert_eq!(ran.line()["programExists"], false);
+    for args in [&["setup", "--json"][..], &["setup", "--remove", "pi", "--json"]] {
+        let ran = home.run(args);
+        assert_eq!((ran.code, state(&ran)), (Some(1), "changed".to_owned()));
+        assert_eq!(ran.line()["error"]["code"], "plugin_changed");
+        assert_eq!(fs::read_to_string(&file).unwrap(), changed);
+    }
+    fs::write(&file, text).unwrap();
+    assert_eq!(state(&home.run(&["setup", "pi", "--remove", "--json"])), "removed");
+    assert_eq!(home.snapshot(), BTreeMap::new());
+    // A program of ours in a project would be everybody's: there it is for its owner to put in.
+    fs::create_dir(home.at("p")).unwrap();
+    assert_eq!(state(&home.run(&["setup", "--project", "p", "pi", "--json"])), "by_hand");
+    assert_eq!(home.snapshot(), BTreeMap::new());
 }
 
 #[test]
@@ -408,14 +458,14 @@ fn an_entry_for_a_program_that_is_gone_is_told_and_mended() {
 #[test]
 fn any_other_harness_gets_the_lines_to_put_in() {
     let home = Home::new();
-    let ran = home.run(&["--home", "elsewhere", "setup", "pi", "--json"]);
+    let ran = home.run(&["--home", "elsewhere", "setup", "zed", "--json"]);
     assert_eq!(ran.code, Some(0));
     let line = ran.line();
     let entry: Value = serde_json::from_str(line["entry"].as_str().unwrap()).unwrap();
     let server = &entry["mcpServers"]["agent-comms"];
     assert_eq!(server["command"], PROGRAM);
     let elsewhere = fs::canonicalize(home.dir.path()).unwrap().join("elsewhere");
-    assert_eq!(server["args"], json!(["mcp", "--harness", "pi", "--home", elsewhere]));
+    assert_eq!(server["args"], json!(["mcp", "--harness", "zed", "--home", elsewhere]));
     assert_eq!(home.snapshot(), BTreeMap::new());
 }
 

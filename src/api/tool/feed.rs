@@ -43,17 +43,20 @@ pub fn frame(head: &str, content: &str) -> String {
 }
 
 /// How soon a model should see an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// At its next decision.
-    Steer,
-    /// When its running task is done.
-    FollowUp,
     /// With whatever comes next.
     Info,
+    /// When its running task is done.
+    FollowUp,
+    /// At its next decision.
+    Steer,
 }
 
 impl Urgency {
+    /// The least urgent first.
+    pub const ALL: [Self; 3] = [Self::Info, Self::FollowUp, Self::Steer];
+
     /// As `streamingBehavior` spells it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -352,6 +355,12 @@ impl Feed {
         *self = Self { shown: acknowledged, offset: 0 };
     }
 
+    /// The most urgent of what is new among unacknowledged `events`; `None` when nothing is.
+    #[must_use]
+    pub fn urgency(&self, events: &[Event]) -> Option<Urgency> {
+        events.iter().filter(|event| event.seq > self.shown).map(urgency).max()
+    }
+
     /// The next batch out of unacknowledged `events` (oldest first); `None` when nothing is new.
     /// `more` says that the mailbox holds more than these.
     pub fn batch(&mut self, events: &[Event], more: bool, budget: usize) -> Option<Batch> {
@@ -457,6 +466,21 @@ mod tests {
         );
         let shown = block(&ask);
         assert!(shown.contains("room_accept") && shown.contains(&"ab".repeat(32)), "{shown}");
+    }
+
+    #[test]
+    fn the_most_urgent_of_what_is_new_counts_until_all_of_it_is_shown() {
+        let news = event(1, json!({"type": "member_joined"}));
+        let events = [news, dm(2, &"x".repeat(2 * MAX_BATCH))];
+        let mut feed = Feed::default();
+        assert_eq!(feed.urgency(&events[..1]), Some(Urgency::Info));
+        let mut parts = 0;
+        while feed.urgency(&events).is_some() {
+            assert_eq!(feed.urgency(&events), Some(Urgency::Steer));
+            assert!(feed.batch(&events, false, MAX_BATCH).is_some());
+            parts += 1;
+        }
+        assert!(parts > 2, "{parts}");
     }
 
     #[test]

@@ -47,6 +47,12 @@ impl Entry {
         let name = Path::new(&self.program).file_name();
         name.is_some_and(|name| name == PROGRAM_NAME) && self.args.iter().any(|arg| arg == "mcp")
     }
+
+    /// What the hooks of the same session are started with: the server's arguments but for the command.
+    pub(super) fn hook(&self) -> Self {
+        let args = std::iter::once("hook".to_owned()).chain(self.args.iter().skip(1).cloned());
+        Self { args: args.collect(), ..self.clone() }
+    }
 }
 
 impl Format {

@@ -333,20 +333,32 @@ fn places_follow_the_environment() {
     let home = tempfile::tempdir().unwrap();
     let files = |env: &BTreeMap<&str, &str>| -> Vec<PathBuf> {
         let all = harnesses(home.path(), |name| env.get(name).map(OsString::from));
-        all.into_iter().map(|harness| harness.file).collect()
+        all.iter().filter_map(|harness| harness.file().cloned()).collect()
     };
     let at = |path: &str| home.path().join(path);
-    let plain = [".claude.json", ".codex/config.toml", ".config/opencode/opencode.json"].map(at);
+    let plain = [
+        ".claude.json",
+        ".codex/config.toml",
+        ".config/opencode/opencode.json",
+        ".pi/agent/extensions/commsd.ts",
+    ]
+    .map(at);
     assert_eq!(files(&BTreeMap::new()), plain);
     let env = BTreeMap::from([
         ("CLAUDE_CONFIG_DIR", "/c"),
         ("CODEX_HOME", "/x"),
         ("XDG_CONFIG_HOME", "/g"),
+        ("PI_CODING_AGENT_DIR", "/p"),
     ]);
-    assert_eq!(
-        files(&env),
-        ["/c/.claude.json", "/x/config.toml", "/g/opencode/opencode.json"].map(PathBuf::from)
-    );
+    let elsewhere = [
+        "/c/.claude.json",
+        "/x/config.toml",
+        "/g/opencode/opencode.json",
+        "/p/extensions/commsd.ts",
+    ];
+    assert_eq!(files(&env), elsewhere.map(PathBuf::from));
+    let below_home = BTreeMap::from([("PI_CODING_AGENT_DIR", "~/p")]);
+    assert_eq!(files(&below_home)[3], at("p/extensions/commsd.ts"));
     // Of two files of OpenCode, that which has the entry, or the one with comments.
     std::fs::create_dir_all(at(".config/opencode")).unwrap();
     std::fs::write(at(".config/opencode/opencode.jsonc"), "{}").unwrap();
