@@ -329,6 +329,22 @@ fn a_task_settles_without_a_person_where_policies_say_so() {
 }
 
 #[test]
+fn an_offer_that_nobody_answered_is_known_to_be_taken_back() {
+    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
+    let task = town.order(1, order(2));
+    town.mail.clear();
+    assert!(!town.owner(1).task(&task).unwrap().is_taken_back());
+    town.with(1, |owner, now, entropy| ((), owner.cancel(&task, "", now, entropy).unwrap()));
+    assert!(town.owner(1).task(&task).unwrap().is_taken_back());
+    town.restart(1);
+    assert!(town.owner(1).task(&task).unwrap().is_taken_back());
+    // The worker was away, and hears of both at once.
+    town.settle_down(&mut |_, _| panic!("it was taken back"));
+    assert!(!town.owner(1).task(&task).unwrap().is_taken_back());
+    assert_eq!(town.state(1, &task), State::Withdrawn);
+}
+
+#[test]
 fn a_worker_that_signs_two_things_at_one_place_stops_its_task() {
     let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
     let task = town.order(1, Order { auto_approve: false, ..order(2) });

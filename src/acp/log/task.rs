@@ -449,6 +449,14 @@ impl TaskLog {
         self.forked
     }
 
+    /// Whether this side has taken its offer back, which the worker has not answered yet.
+    #[must_use]
+    pub fn is_taken_back(&self) -> bool {
+        let waiting = self.wishes.iter().map(|wish| wish.event);
+        let sent = self.pending.iter().map(|pending| pending.entry.event);
+        self.view.state().is_none() && waiting.chain(sent).any(|event| event == Event::Withdraw)
+    }
+
     /// Whether nothing follows here: the task has ended, or its log was stopped for a fork.
     #[must_use]
     pub fn is_over(&self) -> bool {

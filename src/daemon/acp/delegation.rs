@@ -45,6 +45,8 @@ pub struct Standing {
     pub title: String,
     /// Where it is; `None` while the proposal was not countersigned.
     pub state: Option<State>,
+    /// Whether that proposal was taken back.
+    pub taken_back: bool,
     /// Whether nothing follows here: it has ended, or was stopped because the peer signed two things
     /// at one place.
     pub over: bool,
@@ -87,18 +89,20 @@ impl Standing {
             None if !log.is_idle() && !log.is_over() => Some("peer".to_owned()),
             None => None,
         };
+        let order = order_of(log);
         let usage = view.usage().map(|kept| serde_json::to_value(&kept.object.usage));
         Ok(Self {
             task: *task,
             task_id: view.task_id().clone(),
             me: log.me(),
             peer: log.peer(),
-            title: owner.title(task).unwrap_or_default(),
+            title: order.get("title").and_then(Value::as_str).unwrap_or_default().to_owned(),
             state: view.state(),
+            taken_back: log.is_taken_back(),
             over: log.is_over(),
             confirmed: view.is_sealed() && log.is_confirmed(),
             last: log.entries().last().map(|committed| committed.entry.event),
-            order: order_of(log),
+            order,
             progress: view.last_progress().cloned(),
             output: view.deliverable().map(|kept| kept.object.output.clone()),
             failure: failure(log),
@@ -113,7 +117,11 @@ impl Standing {
     /// The word for where it is.
     #[must_use]
     pub fn status(&self) -> &'static str {
-        self.state.map_or("PROPOSING", State::as_str)
+        match self.state {
+            Some(state) => state.as_str(),
+            None if self.taken_back => "WITHDRAWING",
+            None => "PROPOSING",
+        }
     }
 }
 
