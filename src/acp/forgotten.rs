@@ -1,7 +1,9 @@
 //! Tasks that a worker has forgotten and that could still be proposed again, word for word: none of
 //! them is taken a second time. What is kept of one is small, ends with its offer, and is bounded: when
 //! there are too many, the one that was proposed first makes room, and nothing that was proposed until
-//! then and is not known is taken any more.
+//! then and is not known is taken any more. That time is never ahead of the clock here, whatever peers
+//! date theirs: else they could have everybody refused. (One dated ahead that had to make room is new
+//! again; it takes all places filled with such.)
 
 use std::collections::BTreeMap;
 
@@ -63,14 +65,14 @@ impl Forgotten {
     }
 
     /// Remembers a task.
-    pub fn add(&mut self, task: Digest, kept: Tombstone) -> Vec<Row> {
+    pub fn add(&mut self, task: Digest, kept: Tombstone, now: UnixMillis) -> Vec<Row> {
         let mut changed = vec![(Some(task), Some(kept))];
         self.tasks.insert(task, kept);
         while self.tasks.len() > self.most {
             let first = self.tasks.iter().min_by_key(|(_, kept)| kept.proposed_at);
             let Some((first, kept)) = first.map(|(task, kept)| (*task, *kept)) else { break };
             self.tasks.remove(&first);
-            self.floor = self.floor.max(kept.proposed_at);
+            self.floor = self.floor.max(kept.proposed_at.min(now));
             let floor = Tombstone { proposed_at: self.floor, until: UnixMillis(u64::MAX) };
             changed.extend([(Some(first), None), (None, Some(floor))]);
         }
@@ -101,7 +103,7 @@ mod tests {
         let mut forgotten = Forgotten { most: 3, ..Forgotten::default() };
         let mut stored = Forgotten::default();
         for n in [5, 1, 9, 7, 3] {
-            for row in forgotten.add(task(n), kept(n, 100)) {
+            for row in forgotten.add(task(n), kept(n, 100), UnixMillis(10)) {
                 stored.restore(row);
             }
         }
@@ -120,5 +122,18 @@ mod tests {
         }
         assert!(forgotten.tasks.is_empty() && stored.tasks.is_empty());
         assert_eq!(forgotten.floor, UnixMillis(3));
+    }
+
+    #[test]
+    fn proposals_that_are_dated_ahead_have_nothing_refused_that_is_dated_now() {
+        let mut forgotten = Forgotten { most: 3, ..Forgotten::default() };
+        let now = UnixMillis(1_000);
+        for n in 0..5 {
+            forgotten.add(task(n), kept(300_000 + n, 400_000), now);
+        }
+        assert_eq!(forgotten.floor, now);
+        assert!(!forgotten.is_new(&task(7), now) && forgotten.is_new(&task(7), now.plus(1)));
+        // What is still known is not new at whatever time.
+        assert!(!forgotten.is_new(&task(4), UnixMillis(300_004)));
     }
 }

@@ -378,7 +378,7 @@ impl Gateway {
         let until = log.view().contract().map(offer_over_at).filter(|until| now < *until);
         let rows = proposed.zip(until).map(|(proposed, until)| {
             let proposed_at = proposed.entry.at.millis();
-            self.forgotten.add(*task, Tombstone { proposed_at, until })
+            self.forgotten.add(*task, Tombstone { proposed_at, until }, now)
         });
         Some((rows.unwrap_or_default(), key))
     }

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::code::{Code, Error, Result};
 use super::log::{Kept, View};
 use super::objects::{
-    Check, Deliverable, ExecutionAttestation, Isolation, Network, RegisteredCheck, SandboxPolicy,
-    TaskManifest, Usage, UsageReceipt, VerificationMethod, VerificationReport,
+    Check, Deliverable, ExecutionAttestation, ExitKind, Isolation, Network, RegisteredCheck,
+    SandboxPolicy, TaskManifest, Usage, UsageReceipt, VerificationMethod, VerificationReport,
 };
 use super::schema::UserSchema;
 use super::sign::{Role, Signature, Signed as _};
@@ -438,6 +438,14 @@ fn attestation(delivery: &Delivery<'_>, manifest: &TaskManifest) -> Result<()> {
     if run.limits.isolation != run.effective_isolation {
         return downgrade("the limits are not those of the level that was applied");
     }
+    if let Some((member, _)) = bounds(policy, &run.limits).iter().find(|(_, kept)| !kept) {
+        let text = format!("limits/{member} is wider than the contract's");
+        return Err(Error::new(Code::IsolationDowngrade, text));
+    }
+    if !succeeded(run, delivery, manifest) {
+        let text = "the run did not end well, and yet there is an output";
+        return Err(Error::new(Code::AdapterFailed, text));
+    }
     if !manifest.require_execution_attestation
         || run.effective_isolation.is_at_least(policy.isolation)
     {
@@ -449,6 +457,35 @@ fn attestation(delivery: &Delivery<'_>, manifest: &TaskManifest) -> Result<()> {
         return Ok(());
     }
     downgrade("kept apart less than was asked for")
+}
+
+/// What was applied against what the contract says: each bound, and whether it was kept. Level
+/// `none` promises no numbers.
+fn bounds(policy: &SandboxPolicy, applied: &SandboxPolicy) -> [(&'static str, bool); 6] {
+    let listed = |host| policy.allow_hosts.contains(host);
+    let within = |ordered: Count, applied_to: Count| {
+        applied.isolation == Isolation::None || applied_to <= ordered
+    };
+    [
+        ("network", applied.network == Network::None || policy.network == Network::Allowlist),
+        ("allowHosts", applied.allow_hosts.iter().all(listed)),
+        ("memoryMaxBytes", within(policy.memory_max_bytes, applied.memory_max_bytes)),
+        ("pidsMax", within(policy.pids_max, applied.pids_max)),
+        ("cpuTimeMaxMs", within(policy.cpu_time_max_ms, applied.cpu_time_max_ms)),
+        ("diskMaxBytes", within(policy.disk_max_bytes, applied.disk_max_bytes)),
+    ]
+}
+
+/// Whether the run ended as one does that has an output: with exit code 0, or with the code that the
+/// manifest's own check judges. A server of adapter `mcp` answers before it ends, so however it is
+/// stopped says nothing of its answer; that it ran does.
+fn succeeded(run: &ExecutionAttestation, delivery: &Delivery<'_>, manifest: &TaskManifest) -> bool {
+    if &*delivery.usage.object.adapter == "mcp" {
+        return run.exit.kind != ExitKind::SpawnFailed;
+    }
+    let judged = registered(manifest).iter().any(|check| &*check.check_name == "exitCode");
+    let good = if judged { run.exit.code.is_some() } else { run.exit.code == Some(0) };
+    run.exit.kind == ExitKind::Exited && good
 }
 
 /// The signed report over the newest delivery of `view`.

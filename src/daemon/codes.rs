@@ -35,6 +35,7 @@ fn code_error(error: &CodeError) -> ApiError {
             "gateway_list_trusted shows who is trusted; ask for a new code"
         }
         CodeError::TooMany(_) => "try again when some have ended",
+        CodeError::TooManyLedgers(_) => "move them away, and try again",
         CodeError::Files(_) => "see `commsd doctor`",
     };
     ApiError::new(error.code(), error.to_string(), todo)

@@ -3,14 +3,14 @@
 //! age, unless it is signed ([`super::openpgp`]). Nobody is asked over the network: what was issued and
 //! redeemed stands in a ledger beside the identity of the slot.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::device::DeviceId;
 use super::entropy::{self, Entropy};
-use super::files::{BaseDir, Document, FilesError, Secrecy};
+use super::files::{BaseDir, Document, FilesError, Secrecy, shown};
 use super::names;
 use crate::codec::time::UnixMillis;
 
@@ -29,7 +29,7 @@ const MAX_CODE_CHARS: usize = 64;
 const MAX_ISSUED: usize = 256;
 /// Codes that were redeemed and have not ended. The same.
 const MAX_REDEEMED: usize = 256;
-/// Ledgers that are looked through: one for each slot that ever had a code.
+/// Ledgers that are looked through: one for each slot that ever had a code. With more, none is redeemed.
 const MAX_LEDGERS: usize = 4096;
 
 /// Begins a ledger's name.
@@ -61,7 +61,13 @@ pub enum CodeError {
     /// The ledger is full.
     #[error("there are {0} codes that have not ended; wait until they have")]
     TooMany(usize),
-    /// The ledger could not be read or written.
+    /// There are too many ledgers to look through.
+    #[error(
+        "there are more than {MAX_LEDGERS} files {PREFIX}*.json in {path}; move away those of agents that are gone",
+        path = shown(.0)
+    )]
+    TooManyLedgers(PathBuf),
+    /// A ledger could not be read, understood or written.
     #[error(transparent)]
     Files(#[from] FilesError),
 }
@@ -76,6 +82,7 @@ impl CodeError {
             Self::TooLong => "expires_too_late",
             Self::AlreadyRedeemed => "already_redeemed",
             Self::TooMany(_) => "too_many_codes",
+            Self::TooManyLedgers(_) => "too_many_ledgers",
             Self::Files(error) => error.code(),
         }
     }
@@ -192,7 +199,8 @@ pub fn note_issued(
 /// Redeems a code, once for all slots of the directory: notes it in the ledger of slot `base`.
 ///
 /// # Errors
-/// [`CodeError::AlreadyRedeemed`], [`CodeError::TooMany`], [`CodeError::Files`].
+/// [`CodeError::AlreadyRedeemed`], [`CodeError::TooMany`]; [`CodeError::TooManyLedgers`] and
+/// [`CodeError::Files`], also for a ledger of another slot: it may be the one that names the code.
 pub fn redeem(
     dir: &BaseDir,
     base: &str,
@@ -201,7 +209,7 @@ pub fn redeem(
 ) -> Result<(), CodeError> {
     change(dir, base, now, |ledger| {
         let here = ledger.entry(REDEEMED, &code.code).is_some();
-        if here || ledgers(dir).any(|ledger| ledger.entry(REDEEMED, &code.code).is_some()) {
+        if here || redeemed_elsewhere(dir, &code.code)? {
             return Err(CodeError::AlreadyRedeemed);
         }
         if ledger.entries(REDEEMED).count() >= MAX_REDEEMED {
@@ -212,15 +220,43 @@ pub fn redeem(
     })
 }
 
-/// Every ledger of the directory that can be read.
-fn ledgers(dir: &BaseDir) -> impl Iterator<Item = Document> {
-    let found = std::fs::read_dir(dir.path()).into_iter().flatten().flatten();
-    let names = found.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| {
-        name.starts_with(PREFIX) && Path::new(name).extension().is_some_and(|end| end == "json")
-    });
-    names.take(MAX_LEDGERS).filter_map(|name| {
-        dir.read_document(&name, Secrecy::Plain).ok().flatten().map(|(ledger, _)| ledger)
-    })
+/// Whether a ledger of the directory names this code as redeemed.
+fn redeemed_elsewhere(dir: &BaseDir, code: &str) -> Result<bool, CodeError> {
+    let unread = |source| {
+        let path = dir.path().to_owned();
+        CodeError::Files(FilesError::Io { action: "look through", path, source })
+    };
+    let mut ledgers = 0;
+    for entry in std::fs::read_dir(dir.path()).map_err(unread)? {
+        let name = entry.map_err(unread)?.file_name();
+        // Names of our making are plain text.
+        let Some(name) = name.to_str().filter(|name| {
+            name.starts_with(PREFIX) && Path::new(name).extension().is_some_and(|end| end == "json")
+        }) else {
+            continue;
+        };
+        ledgers += 1;
+        if ledgers > MAX_LEDGERS {
+            return Err(CodeError::TooManyLedgers(dir.path().to_owned()));
+        }
+        if read_ledger(dir, name)?.entry(REDEEMED, code).is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Reads a ledger; an empty one where there is none.
+fn read_ledger(dir: &BaseDir, name: &str) -> Result<Document, CodeError> {
+    let read = dir.read_document(name, Secrecy::Plain)?;
+    let ledger = read.map(|(ledger, _)| ledger).unwrap_or_default();
+    for member in [ISSUED, REDEEMED] {
+        if ledger.get(member).is_some_and(|value| !value.is_object()) {
+            let reason = format!("its `{member}` is none");
+            return Err(FilesError::NotJson { path: dir.file(name), reason }.into());
+        }
+    }
+    Ok(ledger)
 }
 
 /// Reads the ledger, forgets what has ended, changes it and writes it. One that cannot be understood is
@@ -233,15 +269,15 @@ fn change(
 ) -> Result<(), CodeError> {
     let _guard = dir.guard()?;
     let name = ledger_file(base);
-    let mut ledger =
-        dir.read_document(&name, Secrecy::Plain)?.map(|(ledger, _)| ledger).unwrap_or_default();
+    let mut ledger = read_ledger(dir, &name)?;
     for member in [ISSUED, REDEEMED] {
-        if ledger.get(member).is_none_or(|value| !value.is_object()) {
+        if ledger.get(member).is_none() {
             ledger.set(member, json!({}));
         }
+        // One that does not say when it ends may not have ended.
         let over = |entry: &Value| {
             let ends = entry.as_str().or_else(|| entry.get("expiresAt")?.as_str());
-            ends.and_then(UnixMillis::parse_iso).is_none_or(|ends| ends <= now)
+            ends.and_then(UnixMillis::parse_iso).is_some_and(|ends| ends <= now)
         };
         let ended: Vec<String> = ledger
             .entries(member)
@@ -382,5 +418,40 @@ mod tests {
         std::fs::write(dir.file(&ledger_file("t")), "{").unwrap();
         assert_eq!(note_issued(&dir, "t", &code, NOW).unwrap_err().code(), "file_not_json");
         assert_eq!(std::fs::read(dir.file(&ledger_file("t"))).unwrap(), b"{");
+    }
+
+    #[test]
+    fn a_damaged_ledger_of_whichever_slot_refuses_every_code() {
+        let (_temp, dir) = base();
+        let code = code();
+        let used = ConnectionCode { code: "used".into(), ..code.clone() };
+        redeem(&dir, "a", &used, NOW).unwrap();
+        let path = dir.file(&ledger_file("a"));
+        let whole = std::fs::read_to_string(&path).unwrap();
+        for damaged in
+            [&whole[..whole.len() - 2], "", r#"{"redeemed":["used"]}"#, r#"{"issued":7}"#]
+        {
+            std::fs::write(&path, damaged).unwrap();
+            for (slot, code) in [("b", &used), ("b", &code), ("a", &used)] {
+                let refused = redeem(&dir, slot, code, NOW).unwrap_err();
+                assert_eq!(refused.code(), "file_not_json", "{damaged}");
+                let told = refused.to_string();
+                assert!(
+                    told.contains(path.to_str().unwrap()) && told.contains("mend it"),
+                    "{told}"
+                );
+            }
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), damaged);
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert_eq!(redeem(&dir, "b", &code, NOW).unwrap_err().code(), "file_wrong_kind");
+        std::fs::remove_dir(&path).unwrap();
+        // A time that cannot be read does not make a used code good again.
+        std::fs::write(&path, r#"{"redeemed":{"used":"soon"}}"#).unwrap();
+        for slot in ["a", "b"] {
+            assert_eq!(redeem(&dir, slot, &used, NOW).unwrap_err().code(), "already_redeemed");
+        }
+        redeem(&dir, "b", &code, NOW).unwrap();
     }
 }

@@ -72,8 +72,8 @@ pub struct RelayClient {
     entropy: Mutex<OsEntropy>,
     /// The newest cursor that was acknowledged.
     acked: watch::Sender<Option<String>>,
-    /// Whether a WebSocket is open, which sends acknowledgements by itself.
-    subscribed: AtomicBool,
+    /// Whether what receives tells the relay of acknowledgements by itself: an open WebSocket, polls.
+    tells: AtomicBool,
 }
 
 impl std::fmt::Debug for RelayClient {
@@ -130,7 +130,7 @@ impl RelayClient {
             key,
             entropy: Mutex::new(entropy),
             acked: watch::Sender::new(None),
-            subscribed: AtomicBool::new(false),
+            tells: AtomicBool::new(false),
         })
     }
 
@@ -150,26 +150,28 @@ impl RelayClient {
         let repeated = answer.status() == StatusCode::OK;
         let posted: Posted = read(answer.body(), MAX_SMALL)?;
         if posted.envelope_id != envelope.envelope_id {
-            return Err(TransportError::unreachable("the relay answered for another envelope"));
+            let text = "the relay answered for another envelope";
+            return Err(TransportError::unreachable(text).in_doubt());
         }
         Ok(Posted { repeated, ..posted })
     }
 
     /// Acknowledges everything up to and including `cursor`: the relay deletes it. The consumer of
     /// [`Self::receive`] calls this once it has stored what it got; once for many is enough. While
-    /// a WebSocket is open it goes over that one, or the next one, and is not awaited.
+    /// a WebSocket is open, or polls go on, it goes with that one, or the next one, and is not awaited.
     ///
     /// # Errors
-    /// [`TransportError`]. What was not acknowledged comes again.
+    /// [`TransportError`]. Receiving goes on behind `cursor` all the same; what the relay has not heard
+    /// of comes again at the next start.
     pub async fn ack(&self, cursor: &str) -> Result<(), TransportError> {
-        if !self.subscribed.load(Ordering::SeqCst) {
-            let path = format!("{}/ack", self.mailbox());
-            let request = self.request(Method::POST, &path, Some(RelayAction::Receive))?;
-            let body = canonical(&json!({ "upTo": cursor }))?;
-            self.exchange(with_body(request, body), MAX_SMALL, ANSWER).await?;
-        }
         self.acked.send_replace(Some(cursor.to_owned()));
-        Ok(())
+        if self.tells.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let path = format!("{}/ack", self.mailbox());
+        let request = self.request(Method::POST, &path, Some(RelayAction::Receive))?;
+        let body = canonical(&json!({ "upTo": cursor }))?;
+        self.exchange(with_body(request, body), MAX_SMALL, ANSWER).await.map(drop)
     }
 
     /// Receives until `cancel` says so or nobody takes deliveries any more, and connects again and

@@ -294,11 +294,21 @@ fn failures(
     change: impl FnOnce(&mut TaskManifest),
     attest: Option<&dyn Fn(&mut ExecutionAttestation)>,
 ) -> Vec<(String, &'static str)> {
+    failures_of("sandbox", output, change, attest)
+}
+
+/// As [`failures`], by the receipt of this adapter.
+fn failures_of(
+    adapter: &str,
+    output: Value,
+    change: impl FnOnce(&mut TaskManifest),
+    attest: Option<&dyn Fn(&mut ExecutionAttestation)>,
+) -> Vec<(String, &'static str)> {
     let mut pair = in_progress(change);
     pair.act(1, |cx, view| {
         let started = Time::from(cx.now);
         let usage =
-            steps::usage(cx, view, used(), UsageSource::Metered, ("sandbox", None), started, true)
+            steps::usage(cx, view, used(), UsageSource::Metered, (adapter, None), started, true)
                 .unwrap();
         let manifest = &view.contract().unwrap().manifest;
         let attestation = attest.map(|change| {
@@ -453,6 +463,105 @@ fn schema_and_attestation() {
     let policy: &dyn Fn(&mut ExecutionAttestation) = &|a| a.policy_digest = a.input_digest;
     let failed = failures(json!({}), required(Isolation::Kernel, false), Some(policy));
     assert_eq!(failed, [("attestation".to_owned(), "DIGEST_MISMATCH")]);
+}
+
+/// The code of check `attestation` of a run at `effective`, where `kernel` was ordered with one host.
+fn attested(
+    effective: Isolation,
+    adapter: &'static str,
+    change: &dyn Fn(&mut ExecutionAttestation),
+) -> Option<&'static str> {
+    let ordered = |m: &mut TaskManifest| {
+        m.require_execution_attestation = true;
+        m.sandbox_policy = steps::sandbox(Isolation::Kernel);
+        m.sandbox_policy.allow_subprocess_fallback = true;
+        m.sandbox_policy.network = Network::Allowlist;
+        m.sandbox_policy.allow_hosts = hosts(&["a.example:443"]);
+    };
+    let run = |a: &mut ExecutionAttestation| {
+        a.effective_isolation = effective;
+        a.limits.isolation = effective;
+        change(a);
+    };
+    let failed = failures_of(adapter, json!({}), ordered, Some(&run));
+    assert!(failed.iter().all(|(name, _)| name == "attestation"), "{failed:?}");
+    failed.first().map(|(_, code)| *code)
+}
+
+fn hosts(names: &[&str]) -> Seq<Name, 0, 32> {
+    Seq::new(names.iter().map(|name| Name::parse(name).unwrap()).collect()).unwrap()
+}
+
+#[test]
+fn attestations_that_contradict_the_contract_fail() {
+    type Change = fn(&mut ExecutionAttestation);
+    let none = |a: &mut ExecutionAttestation| {
+        a.limits.network = Network::None;
+        a.limits.allow_hosts = hosts(&[]);
+    };
+    // As it was ordered, and as `sandbox::applied` makes it where no host can be let out, or the
+    // machine's own limits are lower.
+    for level in [Isolation::Oci, Isolation::Kernel, Isolation::Subprocess] {
+        assert_eq!(attested(level, "command", &|_| {}), None);
+        let lower = |a: &mut ExecutionAttestation| {
+            none(a);
+            a.limits.memory_max_bytes = Count::clamped(1 << 20);
+            a.limits.pids_max = Count::clamped(1);
+        };
+        assert_eq!(attested(level, "command", &lower), None);
+    }
+    let wider: [Change; 6] = [
+        |a| a.limits.allow_hosts = hosts(&["a.example:443", "b.example:443"]),
+        |a| a.limits.allow_hosts = hosts(&["b.example:443"]),
+        |a| a.limits.memory_max_bytes = Count::clamped((512 << 20) + 1),
+        |a| a.limits.pids_max = Count::clamped(129),
+        |a| a.limits.cpu_time_max_ms = Count::clamped(300_001),
+        |a| a.limits.disk_max_bytes = Count::clamped(u64::MAX),
+    ];
+    for change in wider {
+        for level in [Isolation::Oci, Isolation::Kernel, Isolation::Subprocess] {
+            assert_eq!(attested(level, "command", &change), Some("ISOLATION_DOWNGRADE"));
+        }
+    }
+    // Where no attestation is asked for one may be at level `none`, which promises no numbers; a
+    // network that the contract does not open stays a contradiction.
+    let at_none = |change: &dyn Fn(&mut ExecutionAttestation)| {
+        let unlimited = |a: &mut ExecutionAttestation| {
+            a.limits.memory_max_bytes = Count::clamped(u64::MAX);
+            a.limits.pids_max = Count::clamped(u64::MAX);
+            a.limits.cpu_time_max_ms = Count::clamped(u64::MAX);
+            a.limits.disk_max_bytes = Count::clamped(u64::MAX);
+            change(a);
+        };
+        failures(json!({}), |_| {}, Some(&unlimited))
+    };
+    assert_eq!(at_none(&|_| {}), []);
+    let open = at_none(&|a| a.limits.network = Network::Allowlist);
+    assert_eq!(open, [("attestation".to_owned(), "ISOLATION_DOWNGRADE")]);
+
+    let ends: [(Change, Option<&str>, Option<&str>); 4] = [
+        (|a| a.exit.code = Some(1), Some("ADAPTER_FAILED"), None),
+        (
+            |a| a.exit = Exit { kind: ExitKind::Signalled, code: None, signal: Some(9) },
+            Some("ADAPTER_FAILED"),
+            None,
+        ),
+        // A server that is stopped after its answer.
+        (
+            |a| a.exit = Exit { kind: ExitKind::Cancelled, code: None, signal: Some(15) },
+            Some("ADAPTER_FAILED"),
+            None,
+        ),
+        (
+            |a| a.exit = Exit { kind: ExitKind::SpawnFailed, code: None, signal: None },
+            Some("ADAPTER_FAILED"),
+            Some("ADAPTER_FAILED"),
+        ),
+    ];
+    for (end, program, server) in ends {
+        assert_eq!(attested(Isolation::Kernel, "command", &end), program);
+        assert_eq!(attested(Isolation::Kernel, "mcp", &end), server);
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use commsd::acp::code::Code;
 use commsd::acp::did::Secret;
 use commsd::acp::gateway::Admission;
 use commsd::acp::objects::*;
-use commsd::acp::owner::{Given, MAX_REFUSED, Order, Outcome, Owner, Question};
+use commsd::acp::owner::{Given, MAX_REFUSED, Order, Outcome, Owner, Question, Route};
 use commsd::daemon::acp::delegation::{self, Standing, Watcher};
 use commsd::daemon::acp::{
     AuditPlan, Local, Office, OfficeError, OfficeOptions, OfficeTask, owner_dir,
@@ -18,6 +18,9 @@ use commsd::runtime::adapter::{AdapterKind, AdapterOptions};
 use commsd::runtime::clock::unix_now;
 use commsd::store::OwnerStore;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::person;
@@ -352,6 +355,61 @@ async fn nobody_there_is_said_and_the_offer_is_withdrawn() {
     assert_eq!(patiently(error).await.unwrap_err().code(), Code::RelayUnreachable);
     let all = alice.office.look(|owner| Ok(owner.gateway().tasks().count())).await.unwrap();
     assert_eq!(all, 1);
+    alice.close().await;
+}
+
+/// Answers every request with a redirect; what was posted, in order.
+async fn astray() -> (String, mpsc::UnboundedReceiver<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (told, posted) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let told = told.clone();
+            tokio::spawn(async move {
+                let mut stream = BufReader::new(stream);
+                let (mut head, mut length) = (String::new(), 0);
+                while stream.read_line(&mut head).await.unwrap_or(0) > 2 {
+                    let last = head.lines().last().unwrap_or_default().to_lowercase();
+                    if let Some(number) = last.strip_prefix("content-length: ") {
+                        length = number.parse().unwrap();
+                    }
+                }
+                let mut body = vec![0; length];
+                if stream.read_exact(&mut body).await.is_ok()
+                    && head.starts_with("POST /v1/envelopes ")
+                {
+                    told.send(body).unwrap();
+                }
+                let away = b"HTTP/1.1 307 So\r\nLocation: http://127.0.0.1:1/\r\n\
+                    Content-Length: 0\r\nConnection: close\r\n\r\n";
+                let _ = stream.write_all(away).await;
+            });
+        }
+    });
+    (url, posted)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_of_no_relay_is_tried_again_and_its_doubt_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (url, mut posted) = astray().await;
+    let alice = Open::new(alice(dir.path(), &Local::default())).await.unwrap();
+    let never = CancellationToken::new();
+    let astray = Order { route: Route::Relays { urls: vec![url] }, ..order(2, json!({})) };
+    let error = delegation::delegate(&alice.office, astray, &Silent, &never);
+    let error = patiently(error).await.unwrap_err();
+    assert_eq!(error.code(), Code::RelayUnreachable);
+    let (told, doubt) = (error.message(), "not known whether the worker saw the offer");
+    assert!(told.contains("307") && told.contains(doubt), "{told}");
+    let mut sent = Vec::new();
+    for _ in 0..5 {
+        sent.push(patiently(posted.recv()).await.unwrap());
+    }
+    sent.dedup();
+    assert_eq!(sent.len(), 1, "the offer alone, five times");
+    // Whoever has seen it is told that it is taken back.
+    assert_ne!(patiently(posted.recv()).await.unwrap(), sent[0]);
     alice.close().await;
 }
 

@@ -249,7 +249,8 @@ pub async fn delegate(
         if standing.state.is_none()
             && let Some(error) = unreachable.take()
         {
-            // Nobody has seen the offer; it must not come up later by itself.
+            // Most likely nobody has seen the offer; it must not come up later by itself, and whoever
+            // has seen it is told.
             let withdrawn = office.act(move |owner, now, entropy| {
                 owner.cancel(&task, "", now, entropy).map(|out| ((), out))
             });
@@ -259,7 +260,9 @@ pub async fn delegate(
         tokio::select! {
             event = told.recv() => match event {
                 Ok(Told::Question(question)) if question.task == task => watcher.asked(&question),
-                Ok(Told::Undelivered { to, error }) if to == worker => unreachable = Some(error),
+                Ok(Told::Undelivered { to, error, in_doubt }) if to == worker => {
+                    unreachable = Some(if in_doubt { doubtful(&error) } else { error });
+                }
                 Ok(_) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return Err(ended()),
             },
@@ -299,6 +302,15 @@ async fn hand_on(
             }
         }
     }
+}
+
+/// An offer that was not handed over, as far as can be told.
+fn doubtful(error: &Error) -> Error {
+    let text = format!(
+        "{}; it is not known whether the worker saw the offer, which was taken back",
+        error.message()
+    );
+    Error::new(Code::RelayUnreachable, text)
 }
 
 fn ended() -> Error {

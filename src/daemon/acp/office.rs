@@ -66,6 +66,8 @@ pub enum Told {
         to: Did,
         /// Why.
         error: Error,
+        /// Whether it may have come there all the same: what a relay answered says neither.
+        in_doubt: bool,
     },
 }
 

@@ -125,6 +125,7 @@ async fn carry(shared: Arc<Shared>, route: Route, mut items: mpsc::Receiver<Item
 
 async fn hand_over(shared: &Shared, route: &Route, item: &Item) {
     let mut wait = FIRST_WAIT;
+    let mut in_doubt = false;
     for attempt in 1..=TRIES {
         let tried = match item {
             Item::Envelope(envelope) => shared.transports.post(route, envelope).await,
@@ -134,6 +135,7 @@ async fn hand_over(shared: &Shared, route: &Route, item: &Item) {
             Ok(()) => return,
             Err(failure) => failure,
         };
+        in_doubt |= failure.in_doubt;
         let over = attempt == TRIES || !failure.retry;
         if attempt == 1 || over {
             emit(
@@ -144,7 +146,7 @@ async fn hand_over(shared: &Shared, route: &Route, item: &Item) {
         }
         if over {
             if let Item::Envelope(envelope) = item {
-                let told = Told::Undelivered { to: envelope.to, error: failure.error };
+                let told = Told::Undelivered { to: envelope.to, error: failure.error, in_doubt };
                 let _ = shared.told.send(told);
             }
             return;
@@ -161,11 +163,18 @@ pub(super) struct Failure {
     pub(super) retry: bool,
     /// When, where the other side said so.
     pub(super) after: Option<Duration>,
+    /// Whether it may have been handed over all the same.
+    pub(super) in_doubt: bool,
 }
 
 impl Failure {
     pub(super) fn nowhere() -> Self {
         let error = Error::new(Code::RelayUnreachable, "there is no way to this peer from here");
-        Self { error, retry: false, after: None }
+        Self { error, retry: false, after: None, in_doubt: false }
+    }
+
+    /// This failure and, after it, that of another way: nothing of what either means gets lost.
+    pub(super) fn and(self, next: Self) -> Self {
+        Self { retry: self.retry || next.retry, in_doubt: self.in_doubt || next.in_doubt, ..next }
     }
 }

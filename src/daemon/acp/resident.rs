@@ -42,6 +42,9 @@ const MAX_RUNS: usize = 4;
 /// that, but has it tried no more often than at first.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
+/// How long an office has to last until its next failure counts as a first one. One that opens and then
+/// cannot store (a full disk) fails sooner than that.
+const STEADY: Duration = Duration::from_secs(120);
 
 type Ask = oneshot::Sender<Result<Service, ApiError>>;
 
@@ -178,9 +181,29 @@ struct Open {
     task: OfficeTask,
 }
 
+/// The pauses before an office that has failed is opened again.
+struct Pauses {
+    next: Duration,
+}
+
+impl Pauses {
+    const fn new() -> Self {
+        Self { next: RETRY_FIRST }
+    }
+
+    /// The pause after one that was open for so long.
+    fn after(&mut self, lasted: Duration) -> Duration {
+        if lasted >= STEADY {
+            self.next = RETRY_FIRST;
+        }
+        let doubled = (self.next * 2).min(RETRY_MAX);
+        std::mem::replace(&mut self.next, doubled)
+    }
+}
+
 impl Keeper {
     async fn keep(self, mut asks: mpsc::Receiver<Ask>) {
-        let mut pause = RETRY_FIRST;
+        let mut pauses = Pauses::new();
         let there = self.config.acp_work.is_some()
             || self.config.acp_dir().join(IDENTITY).symlink_metadata().is_ok();
         // When it is opened without being asked for; and why it was not, the last time.
@@ -199,23 +222,24 @@ impl Keeper {
                 answer(asked, failed.as_ref().map(|(_, error)| error));
                 continue;
             }
-            let error = match self.open().await {
+            let (error, lasted) = match self.open().await {
                 Ok(open) => {
+                    let opened_at = Instant::now();
                     self.told.send_replace(None);
-                    pause = RETRY_FIRST;
                     if let Some(asked) = asked {
                         let _ = asked.send(Ok(open.service.clone()));
                     }
                     match self.work(open, &mut asks).await {
                         Ok(()) => return,
-                        Err(error) => error,
+                        Err(error) => (error, opened_at.elapsed()),
                     }
                 }
                 Err(error) => {
                     answer(asked, Some(&error));
-                    error
+                    (error, Duration::ZERO)
                 }
             };
+            let pause = pauses.after(lasted);
             emit(
                 &event("acp_office_failed")
                     .with("code", &error.code)
@@ -225,7 +249,6 @@ impl Keeper {
             self.told.send_replace(Some(error.clone()));
             failed = Some((Instant::now(), error));
             due = Some(Instant::now() + pause);
-            pause = (pause * 2).min(RETRY_MAX);
         }
     }
 
@@ -323,4 +346,20 @@ fn identity(config: &Config) -> Result<Secret, ApiError> {
                     stay where they are";
         ApiError::new(error.code(), error.to_string(), todo)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_until_an_office_has_lasted() {
+        let mut pauses = Pauses::new();
+        let mut after = |lasted: u64| pauses.after(Duration::from_secs(lasted)).as_secs();
+        // That it can be opened is no sign that it works.
+        let waits: Vec<u64> = [0, 1, 0, 30, 119, 0, 0, 0].into_iter().map(&mut after).collect();
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(after(120), 1);
+        assert_eq!(after(0), 2);
+    }
 }

@@ -151,7 +151,7 @@ impl Transports {
                 for url in urls {
                     match self.post_to(url, envelope).await {
                         Ok(()) => return Ok(()),
-                        Err(error) => last = error.into(),
+                        Err(error) => last = last.and(error.into()),
                     }
                 }
                 Err(last)
@@ -196,6 +196,7 @@ impl From<TransportError> for Failure {
         Self {
             retry: error.is_retryable(),
             after: error.retry_after(),
+            in_doubt: error.is_in_doubt(),
             error: Error::new(error.code(), error.message()),
         }
     }
@@ -204,6 +205,6 @@ impl From<TransportError> for Failure {
 /// Another gateway that is closed may be open again in a moment.
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { error, retry: true, after: None }
+        Self { error, retry: true, after: None, in_doubt: false }
     }
 }

@@ -18,8 +18,6 @@ use crate::acp::value::EnvelopeId;
 
 /// Characters of a cursor (design 11.1).
 pub(super) const MAX_CURSOR: usize = 64;
-/// The longest time that a relay may ask for, ms: an hour.
-const MAX_RETRY_AFTER_MS: u64 = 3_600_000;
 
 /// What a relay took.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -151,7 +149,7 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], max: usize) -> Result<T, T
 }
 
 pub(super) fn unreadable() -> TransportError {
-    TransportError::unreachable("the relay's answer is not one of this protocol")
+    TransportError::unreachable("the relay's answer is not one of this protocol").in_doubt()
 }
 
 /// The error of an answer that is no success: by its code, or by its status where it has none that
@@ -170,10 +168,13 @@ pub(super) fn failure(status: StatusCode, body: &[u8]) -> TransportError {
     }
     let told: Option<Inner> = read::<Body>(body, super::MAX_SMALL).ok().map(|body| body.error);
     let code = told.as_ref().map_or_else(|| code_of(status), |inner| inner.code);
-    let wait = told.and_then(|inner| inner.retry_after_ms);
-    let wait = wait.map(|ms| Duration::from_millis(ms.min(MAX_RETRY_AFTER_MS)));
-    TransportError::new(code, format!("the relay refused with status {}", status.as_u16()))
-        .after(wait)
+    let refused =
+        TransportError::new(code, format!("the relay refused with status {}", status.as_u16()));
+    match told {
+        Some(told) => refused.after(told.retry_after_ms.map(Duration::from_millis)),
+        None if code == Code::RelayUnreachable => refused.in_doubt(),
+        None => refused,
+    }
 }
 
 fn code_of(status: StatusCode) -> Code {

@@ -6,8 +6,6 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(500);
 /// The longest wait of our own.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The longest wait that a relay may ask for.
-const LONGEST_ASKED: Duration = Duration::from_secs(600);
 
 /// Failures in a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +26,7 @@ impl Backoff {
         let doubled = FIRST.saturating_mul(1 << self.failures.min(7)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
         let own = doubled + (doubled / 2).mul_f64(f64::from(chance) / f64::from(u16::MAX));
-        own.max(asked.unwrap_or_default().min(LONGEST_ASKED))
+        own.max(asked.unwrap_or_default())
     }
 }
 
@@ -44,9 +42,8 @@ mod tests {
         assert_eq!(backoff.next(u16::MAX, None).as_millis(), 90_000);
         backoff.reset();
         assert_eq!(backoff.next(u16::MAX, None).as_millis(), 750);
-        // What the relay asks for counts when it is longer, and not for ever.
+        // What the relay asks for counts when it is longer.
         assert_eq!(backoff.next(0, Some(Duration::from_secs(7))).as_millis(), 7000);
         assert_eq!(backoff.next(0, Some(Duration::from_millis(1))).as_millis(), 2000);
-        assert_eq!(backoff.next(0, Some(Duration::MAX)).as_millis(), 600_000);
     }
 }

@@ -5,6 +5,9 @@ use std::time::Duration;
 use crate::acp::code::{Code, Error};
 use crate::runtime::http_client::HttpError;
 
+/// The longest time that a relay may ask to be left alone; it would hold up all mail that goes its way.
+const LONGEST_ASKED: Duration = Duration::from_secs(600);
+
 /// A request to a relay that came to nothing. The message is ours, never the relay's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
@@ -12,11 +15,12 @@ pub struct TransportError {
     code: Code,
     message: String,
     retry_after: Option<Duration>,
+    in_doubt: bool,
 }
 
 impl TransportError {
     pub(super) fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), retry_after: None }
+        Self { code, message: message.into(), retry_after: None, in_doubt: false }
     }
 
     pub(super) fn unreachable(message: impl Into<String>) -> Self {
@@ -28,7 +32,13 @@ impl TransportError {
     }
 
     pub(super) fn after(mut self, retry_after: Option<Duration>) -> Self {
-        self.retry_after = retry_after;
+        self.retry_after = retry_after.map(|wait| wait.min(LONGEST_ASKED));
+        self
+    }
+
+    /// As an error of a request that the relay may have done all the same.
+    pub(super) const fn in_doubt(mut self) -> Self {
+        self.in_doubt = true;
         self
     }
 
@@ -44,21 +54,29 @@ impl TransportError {
         &self.message
     }
 
+    /// Whether the relay may have done what was asked all the same: what came back, if anything did, is
+    /// no answer of a relay, so it says neither.
+    #[must_use]
+    pub const fn is_in_doubt(&self) -> bool {
+        self.in_doubt
+    }
+
     /// Whether the same request may well succeed later.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        matches!(
-            self.code,
-            Code::RelayUnreachable
+        self.in_doubt
+            || matches!(
+                self.code,
+                Code::RelayUnreachable
                 | Code::RateLimited
                 | Code::MailboxFull
                 | Code::AuthCacheFull
                 // The token was not the relay's to refuse; the next one is another.
                 | Code::AuthReplayed
-        )
+            )
     }
 
-    /// How long the relay asks to be left alone, at most an hour.
+    /// How long the relay asks to be left alone, ten minutes at most.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         self.retry_after
@@ -75,9 +93,15 @@ impl From<HttpError> for TransportError {
     fn from(error: HttpError) -> Self {
         match error {
             HttpError::Blocked(error) => error.into(),
-            HttpError::Redirected(_) | HttpError::Request => Self::blocked(error.to_string()),
-            HttpError::TooLarge(_) => Self::new(Code::TooLarge, error.to_string()),
-            _ => Self::unreachable(error.to_string()),
+            HttpError::Request => Self::blocked(error.to_string()),
+            HttpError::Redirected(_) => Self::blocked(error.to_string()).in_doubt(),
+            HttpError::TooLarge(_) => Self::new(Code::TooLarge, error.to_string()).in_doubt(),
+            HttpError::Unresolved | HttpError::Unreachable(_) | HttpError::Tls(_) => {
+                Self::unreachable(error.to_string())
+            }
+            HttpError::Timeout | HttpError::Closed | HttpError::NotHttp => {
+                Self::unreachable(error.to_string()).in_doubt()
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Receiving from a relay: long polls, server-sent events or a WebSocket, again and again, each time
-//! with a fresh token. Acknowledging is the consumer's; here it is only seen, so that a poll does
-//! not bring what is being stored, and sent on where a WebSocket is open.
+//! with a fresh token. Acknowledging is the consumer's; here it is seen, so that a poll does not
+//! bring what is being stored, and sent on with the next poll or where a WebSocket is open.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -96,7 +96,7 @@ pub(super) fn start(
             () = out.closed() => {}
             () = keep(&client, form, &out) => {}
         }
-        client.subscribed.store(false, Ordering::SeqCst);
+        client.tells.store(false, Ordering::SeqCst);
     });
     deliveries
 }
@@ -111,7 +111,7 @@ async fn keep(client: &RelayClient, form: Form, out: &mpsc::Sender<Delivery>) {
             Form::Sse => session.stream().await,
             Form::WebSocket => session.subscribe().await,
         };
-        client.subscribed.store(false, Ordering::SeqCst);
+        client.tells.store(false, Ordering::SeqCst);
         if session.heard {
             backoff.reset();
         }
@@ -155,6 +155,7 @@ impl Session<'_> {
     /// Polls until something goes wrong.
     async fn poll(&mut self) -> Result<(), TransportError> {
         let mut limit = PAGE;
+        self.client.tells.store(true, Ordering::SeqCst);
         loop {
             let asked_at = Instant::now();
             let body = match self.ask(limit).await {
@@ -185,7 +186,8 @@ impl Session<'_> {
         let client = self.client;
         let mut path =
             format!("{}/envelopes?limit={limit}&waitMs={POLL_WAIT_MS}", client.mailbox());
-        // `after` acknowledges, too (decision 49), so it is never more than the consumer did.
+        // `after` acknowledges (decision 49), so it is never more than the consumer did. Should the
+        // relay not hear of it, the next poll says it again.
         if let Some(acked) = client.acked.borrow().as_deref() {
             path.push_str(&format!("&after={}", super::escaped(acked)));
         }
@@ -246,7 +248,7 @@ impl Session<'_> {
         if acked.borrow().is_some() {
             acked.mark_changed();
         }
-        self.client.subscribed.store(true, Ordering::SeqCst);
+        self.client.tells.store(true, Ordering::SeqCst);
         // Has come, and the consumer has no room for it yet. Until it has, nothing more is read; but
         // acknowledgements go out, or both would wait for each other.
         let mut waiting: Option<Delivery> = None;

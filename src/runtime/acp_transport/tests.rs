@@ -197,27 +197,35 @@ async fn envelopes_are_posted_without_a_token() {
         assert_eq!((posted.cursor.as_str(), posted.repeated), ("c1", repeated));
     }
     let wait = Some(Duration::from_millis(1500));
-    let hour = Some(Duration::from_secs(3600));
+    let longest = Some(Duration::from_secs(600));
     let other = json!({ "envelopeId": "env_another0001", "cursor": "c1" });
+    let unknown = json!({ "error": { "code": "NEW" } });
     for (status, body, code, retryable, after) in [
         (429, error("RATE_LIMITED", 1500), Code::RateLimited, true, wait),
-        (507, error("MAILBOX_FULL", u64::MAX >> 11), Code::MailboxFull, true, hour),
+        (503, error("RELAY_UNREACHABLE", 1500), Code::RelayUnreachable, true, wait),
+        (507, error("MAILBOX_FULL", u64::MAX >> 11), Code::MailboxFull, true, longest),
         (409, error("ENVELOPE_ID_REUSED", 0), Code::EnvelopeIdReused, false, Some(Duration::ZERO)),
         (429, json!("slow down"), Code::RateLimited, true, None),
-        (503, json!({ "error": { "code": "NEW" } }), Code::RelayUnreachable, true, None),
+        (503, unknown.clone(), Code::RelayUnreachable, true, None),
+        (307, Value::Null, Code::EndpointBlocked, true, None),
         (413, Value::Null, Code::TooLarge, false, None),
         (200, json!([]), Code::RelayUnreachable, true, None),
-        (202, other, Code::RelayUnreachable, true, None),
+        (202, other.clone(), Code::RelayUnreachable, true, None),
+        (202, json!("x".repeat(MAX_SMALL)), Code::TooLarge, true, None),
     ] {
         let answered = async { relay.next().await.answer(status, &body).await };
         let (refused, ()) = tokio::join!(client.post(&sent), answered);
         let refused = refused.unwrap_err();
         assert_eq!((refused.code(), refused.is_retryable()), (code, retryable), "{body}");
         assert_eq!(refused.retry_after(), after, "{body}");
+        // What is no answer of a relay does not say that it has not taken the envelope.
+        let none = [200, 202, 307].contains(&status) || body == unknown;
+        assert_eq!(refused.is_in_doubt(), none, "{status} {body}");
         assert!(!refused.to_string().contains("no\u{1b}") && !refused.message().contains("[2J"));
     }
     drop(relay);
-    assert_eq!(client.post(&sent).await.unwrap_err().code(), Code::RelayUnreachable);
+    let gone = client.post(&sent).await.unwrap_err();
+    assert_eq!((gone.code(), gone.is_in_doubt()), (Code::RelayUnreachable, false));
 }
 
 #[tokio::test]
@@ -304,18 +312,17 @@ async fn polls_wait_for_what_was_acknowledged() {
     assert_eq!(delivered(&mut deliveries).await, ("1".into(), "{\"n\":\"1\"}".into()));
     assert_eq!(delivered(&mut deliveries).await.0, "2");
 
-    // Nothing is asked for before the last one is acknowledged; then exactly what was.
-    let (acked, ()) = tokio::join!(client.ack("2"), async {
-        let exchange = relay.next().await;
-        assert_eq!(exchange.line, format!("POST {mailbox}/ack HTTP/1.1"));
-        assert_eq!(exchange.body, b"{\"upTo\":\"2\"}");
-        assert!(nonces.insert(checked(exchange.token(), &key, RelayAction::Receive, &relay)));
-        exchange.answer(204, &Value::Null).await;
-    });
-    acked.unwrap();
+    // Nothing is asked for before the last one is acknowledged; then exactly what was. The poll says
+    // so, and where it is lost the next one does: nothing is waited for but the relay.
+    client.ack("1").await.unwrap();
+    client.ack("2").await.unwrap();
+    for _ in 0..2 {
+        let lost = relay.next().await;
+        assert_eq!(lost.line, format!("{poll}&after=2 HTTP/1.1"));
+        assert!(nonces.insert(checked(lost.token(), &key, RelayAction::Receive, &relay)));
+    }
     let third = relay.next().await;
     assert_eq!(third.line, format!("{poll}&after=2 HTTP/1.1"));
-    assert!(nonces.insert(checked(third.token(), &key, RelayAction::Receive, &relay)));
 
     // With nobody to take deliveries, nothing more is asked for.
     drop(deliveries);
@@ -353,9 +360,18 @@ async fn server_sent_events_resume_behind_what_was_acknowledged() {
     let stream = first.raw(&format!("{head}{events}")).await;
     assert_eq!(delivered(&mut deliveries).await, ("1".into(), "{\"a\":2,\"b\":1}".into()));
     assert_eq!(delivered(&mut deliveries).await.0, "3");
-    let acked = async { relay.next().await.answer(204, &Value::Null).await };
-    let (done, ()) = tokio::join!(client.ack("1"), acked);
+    let (done, ()) = tokio::join!(client.ack("0"), async {
+        let exchange = relay.next().await;
+        assert!(exchange.line.ends_with("/ack HTTP/1.1"), "{}", exchange.line);
+        assert_eq!(exchange.body, b"{\"upTo\":\"0\"}");
+        checked(exchange.token(), &key, RelayAction::Receive, &relay);
+        exchange.answer(204, &Value::Null).await;
+    });
     done.unwrap();
+    // An acknowledgement that is lost changes nothing about what is here.
+    let lost = async { drop(relay.next().await) };
+    let (done, ()) = tokio::join!(client.ack("1"), lost);
+    assert_eq!(done.unwrap_err().code(), Code::RelayUnreachable);
 
     drop(stream);
     let second = relay.next().await;
