@@ -1063,6 +1063,12 @@ fn questions_about_tools_keep_no_other_gate_from_asking_and_go_with_the_work() {
     bob.call(&mut town, 1, |_| {});
     assert_eq!(town.question(1).1, Gate::ExternalSend);
     town.with(1, |owner, now, entropy| ((), owner.cancel(&bob.task, "", now, entropy).unwrap()));
+    // While the worker does not say that it knows, nothing comes of a question that is over, and
+    // nothing is due for it.
+    town.mail.clear();
+    town.now += 601_000;
+    town.poll(1);
+    assert!(town.owner(1).next_poll().unwrap().0 > town.now);
     town.settle_down(&mut echo);
     assert_eq!(town.state(1, &bob.task), State::Cancelling);
     assert_eq!(town.owner(1).questions().count(), 0);
