@@ -443,16 +443,17 @@ async fn a_flood_of_proposals_leaves_so_much_in_memory_and_on_disk_and_no_more()
             let _ = tokio::time::timeout(Duration::from_secs(1), told.recv()).await;
         }
     }
-    // Its last look was after the last of them.
-    let kept = bob.office.look(|owner| Ok(owner.gateway().tasks().count())).await.unwrap();
-    assert!((MAX_REFUSED..all).contains(&kept), "{kept}");
+    let in_memory = bob.office.look(|owner| Ok(owner.gateway().tasks().count())).await.unwrap();
     bob.close().await;
     alice.close().await;
     let state = |n: u8| owner_dir(&dir.path().join("state"), key(n).did());
     let (_, stored) = OwnerStore::open(&state(2)).unwrap();
     let tasks: std::collections::BTreeSet<_> =
         stored.records.iter().filter_map(|stored| stored.task).collect();
-    assert_eq!((tasks.len(), stored.forgotten.len()), (kept, all - kept));
+    // It may have looked once more before its end.
+    let kept = tasks.len();
+    assert!((MAX_REFUSED..=in_memory).contains(&kept) && in_memory < all, "{kept} {in_memory}");
+    assert_eq!(stored.forgotten.len(), all - kept);
     assert_eq!(std::fs::metadata(state(2).join("checkpoints.jsonl")).unwrap().len(), 0);
     // The requester made them itself, and keeps them.
     let (_, stored) = OwnerStore::open(&state(1)).unwrap();
