@@ -330,18 +330,30 @@ fn a_task_settles_without_a_person_where_policies_say_so() {
 
 #[test]
 fn an_offer_that_nobody_answered_is_known_to_be_taken_back() {
-    let mut town = Town::new(&[(1, &[]), (2, ACCEPT)]);
-    let task = town.order(1, order(2));
-    town.mail.clear();
-    assert!(!town.owner(1).task(&task).unwrap().is_taken_back());
-    town.with(1, |owner, now, entropy| ((), owner.cancel(&task, "", now, entropy).unwrap()));
-    assert!(town.owner(1).task(&task).unwrap().is_taken_back());
-    town.restart(1);
-    assert!(town.owner(1).task(&task).unwrap().is_taken_back());
-    // The worker was away, and hears of both at once.
-    town.settle_down(&mut |_, _| panic!("it was taken back"));
-    assert!(!town.owner(1).task(&task).unwrap().is_taken_back());
-    assert_eq!(town.state(1, &task), State::Withdrawn);
+    for (gates, end) in [(ACCEPT, State::Cancelled), (&[][..], State::Withdrawn)] {
+        let mut town = Town::new(&[(1, &[]), (2, gates)]);
+        let task = town.order(1, order(2));
+        town.mail.clear();
+        assert!(!town.owner(1).task(&task).unwrap().is_taken_back());
+        town.with(1, |owner, now, entropy| ((), owner.cancel(&task, "", now, entropy).unwrap()));
+        assert!(town.owner(1).task(&task).unwrap().is_taken_back());
+        // The worker was away, and hears of it when it is sent again. What was sealed before its key for
+        // the task was known is refused, and sent once more.
+        town.mail.clear();
+        for _ in 0..4 {
+            town.now += 20_000;
+            town.poll(1);
+            town.poll(2);
+            while let Some((to, bytes)) = town.mail.pop() {
+                let n = town.sides[&to].n;
+                town.with(n, |owner, now, entropy| {
+                    ((), owner.receive(&bytes, &Route::Local, now, entropy).unwrap_or_default())
+                });
+            }
+        }
+        assert!(!town.owner(1).task(&task).unwrap().is_taken_back());
+        assert_eq!(town.state(1, &task), end, "{:?}", town.trouble(1));
+    }
 }
 
 #[test]

@@ -690,6 +690,11 @@ impl Owner {
                 Some(Noted::Entry { seq, event, state, head, alone })
             }
             Effect::Countersigned { seq } => Some(Noted::Countersigned { seq }),
+            Effect::GivenUp { event: Event::Withdraw, .. } => {
+                // The worker accepted before it heard of that: then its work is cancelled.
+                let cancelled = self.cancel_in(task, "the offer was taken back", turn);
+                cancelled.err().and_then(|error| trouble(Some(Event::Cancel), error))
+            }
             Effect::Refused { event, error, .. } | Effect::GivenUp { event, error } => {
                 trouble(Some(event), error)
             }
