@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         Ok(invocation) => invocation,
         Err(code) => return code,
     };
-    let json = invocation.json;
+    let json = invocation.globals.json;
     match &invocation.command {
         Command::Completions { shell } => return cli::print(&cli::completions(*shell)),
         Command::Vault { args } => {
@@ -142,7 +142,7 @@ fn main() -> ExitCode {
 
 /// The Agent Collaboration Protocol: what the command line alone can do, and what needs more.
 fn acp(args: &AcpArgs, invocation: &Invocation) -> ExitCode {
-    let json = invocation.json;
+    let json = invocation.globals.json;
     let hosted = match cli::acp::run(args.clone(), json) {
         Dispatch::Done(code) => return code,
         Dispatch::Hosted(hosted) => hosted,
@@ -164,7 +164,7 @@ fn acp(args: &AcpArgs, invocation: &Invocation) -> ExitCode {
 
 /// The relay of the Agent Collaboration Protocol, in the foreground.
 fn acp_relay(args: &RelayStartArgs, hosted: &Hosted, invocation: &Invocation) -> ExitCode {
-    let json = invocation.json;
+    let json = invocation.globals.json;
     let options = match acp_relay_options(args, hosted, invocation) {
         Ok(options) => options,
         Err(error) => {
@@ -288,7 +288,9 @@ fn start(flags: Vec<OsString>) -> Option<mcp::Start> {
 /// The flags that say which daemon, for a process that runs elsewhere: paths are absolute.
 fn global_flags(invocation: &Invocation) -> Vec<OsString> {
     let mut flags = Vec::new();
-    for (flag, value) in [("--home", &invocation.home), ("--socket", &invocation.socket)] {
+    for (flag, value) in
+        [("--home", &invocation.globals.home), ("--socket", &invocation.globals.socket)]
+    {
         if let Some(value) = value {
             let value = std::path::absolute(value).unwrap_or_else(|_| value.clone());
             flags.extend([flag.into(), value.into_os_string()]);
@@ -305,9 +307,9 @@ fn resolve(invocation: &Invocation) -> Result<Config, ConfigError> {
         _ => RunOptions::default(),
     };
     let flags = Settings {
-        home: invocation.home.clone(),
+        home: invocation.globals.home.clone(),
         config: run.config,
-        socket: invocation.socket.clone(),
+        socket: invocation.globals.socket.clone(),
         agent_comms_dir: run.agent_comms_dir,
         port: run.port,
         first_contact_port: run.first_contact_port,

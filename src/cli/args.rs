@@ -26,6 +26,18 @@ const GLOBAL: &str = "Global options";
 #[derive(Parser, Clone, Debug)]
 #[command(name = "commsd", version, max_term_width = 100, propagate_version = true)]
 pub struct Invocation {
+    /// What every command takes
+    #[command(flatten)]
+    pub globals: Globals,
+
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command takes.
+#[derive(Args, Clone, Debug)]
+pub struct Globals {
     /// Keep everything under DIR, apart from other daemons [env: COMMSD_HOME]
     #[arg(long, value_name = "DIR", global = true, help_heading = GLOBAL)]
     pub home: Option<PathBuf>,
@@ -39,10 +51,6 @@ pub struct Invocation {
     /// completions stay text)
     #[arg(long, global = true, help_heading = GLOBAL)]
     pub json: bool,
-
-    /// What to do
-    #[command(subcommand)]
-    pub command: Command,
 }
 
 /// What to do.

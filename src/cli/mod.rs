@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, FromArgMatches as _};
+use clap::{Args as _, CommandFactory as _, FromArgMatches as _};
 
-pub use args::{ClientCommand, Command, Invocation};
+pub use args::{ClientCommand, Command, Globals, Invocation};
 pub use output::{print, report};
 pub use service::ServiceCommand;
 pub use setup::SetupArgs;
@@ -94,20 +94,20 @@ fn is_safe_socket(path: &Path, uid: u32) -> bool {
 /// The exit code, when there is nothing to do or the command line cannot be used.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
     let mut args: Vec<OsString> = args.into_iter().collect();
-    let mut command = Invocation::command();
-    let mut behind_vault = Vec::new();
-    if acp::as_subcommand(&mut args) {
-        // The program is the command: without a name before it, its help does not show one.
-        command = command.name("").no_binary_name(true);
-    } else {
-        behind_vault = split_vault(&mut args);
+    let acp = acp::as_subcommand(&mut args);
+    if !acp
+        && let Some(behind) = split_vault(&mut args)
+        && let Ok(globals) = before_vault(&args)
+    {
+        return Ok(Invocation { globals, command: Command::Vault { args: behind } });
     }
-    let parsed = command.clone().try_get_matches_from(&args);
+    let command = || match Invocation::command() {
+        // The program is the command: without a name before it, its help does not show one.
+        command if acp => command.name("").no_binary_name(true),
+        command => command,
+    };
+    let parsed = command().try_get_matches_from(&args);
     let error = match parsed.and_then(|matches| Invocation::from_arg_matches(&matches)) {
-        Ok(Invocation { command: Command::Vault { .. }, home, socket, json }) => {
-            let command = Command::Vault { args: behind_vault };
-            return Ok(Invocation { home, socket, json, command });
-        }
         Ok(invocation) => return Ok(invocation),
         Err(error) => error,
     };
@@ -116,7 +116,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
         return Err(print(&text));
     }
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let code = if means_run(command, &args) { exit::CONFIG } else { exit::USAGE };
+    let code = if means_run(command(), &args) { exit::CONFIG } else { exit::USAGE };
     let json = args.iter().any(|arg| arg == "--json");
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand && !json {
         return Err(output::complain(text, code));
@@ -128,18 +128,26 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
     Err(output::report_usage(text, code))
 }
 
-/// Takes off what follows the command `vault`: its arguments are read elsewhere, in their own way.
-fn split_vault(args: &mut Vec<OsString>) -> Vec<OsString> {
+/// Takes off what follows the command `vault`, if it is that: its arguments are read elsewhere, in
+/// their own way.
+fn split_vault(args: &mut Vec<OsString>) -> Option<Vec<OsString>> {
     let mut at = 1;
-    while let Some(arg) = args.get(at) {
-        at += match arg.to_str() {
-            Some("--home" | "--socket") => 2,
-            Some("vault") => return args.split_off(at + 1),
-            Some(option) if option.starts_with("--") => 1,
-            _ => break,
+    loop {
+        at += match args.get(at)?.to_str()? {
+            "--home" | "--socket" => 2,
+            "vault" => return Some(args.split_off(at + 1)),
+            option if option.starts_with("--") => 1,
+            _ => return None,
         };
     }
-    Vec::new()
+}
+
+/// What stands before the command `vault`, the last of `args`. A description of the whole command line
+/// would take longer to make than most commands of a vault take.
+fn before_vault(args: &[OsString]) -> Result<Globals, clap::Error> {
+    let vault = clap::Command::new("vault").disable_help_flag(true);
+    let command = Globals::augment_args(clap::Command::new("commsd").subcommand(vault));
+    Globals::from_arg_matches(&command.try_get_matches_from(args)?)
 }
 
 /// Whether a command line that cannot be used was one for the daemon or the relay hub.
@@ -227,5 +235,47 @@ fn block_on(json: bool, work: impl Future<Output = Result<ExitCode, client::Fail
             let error = ApiError::plain("output", format!("cannot write to stdout: {error}"));
             report(&error, json, exit::FAILED)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &[&str]) -> Result<Invocation, ExitCode> {
+        parse(line.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn what_stands_before_vault_is_read_as_before_any_command() {
+        let seen = |Globals { home, socket, json }: Globals| (home, socket, json);
+        for globals in [
+            &[][..],
+            &["--json"],
+            &["--home", "vault", "--socket=/s"],
+            &["--home=/h", "--json", "--socket", "--json"],
+            &["--socket", "/a b/\u{e9}"],
+        ] {
+            let line = |rest: &[&'static str]| [&["commsd"], globals, rest].concat();
+            let vault = parsed(&line(&["vault", "--json", "append"])).unwrap();
+            let Command::Vault { args } = vault.command else { panic!("{:?}", vault.command) };
+            assert_eq!(args, ["--json", "append"]);
+            let other = parsed(&line(&["status"])).unwrap();
+            assert_eq!(seen(vault.globals), seen(other.globals), "{globals:?}");
+        }
+    }
+
+    #[test]
+    fn vault_is_a_command_of_commsd_alone_and_comes_first() {
+        for wrong in [
+            &["acp", "vault", "protocol"][..],
+            &["commsd", "--home", "vault"],
+            &["commsd", "--jsom", "vault", "protocol"],
+            &["commsd", "--json=yes", "vault", "protocol"],
+        ] {
+            assert!(parsed(wrong).is_err(), "{wrong:?}");
+        }
+        let sent = parsed(&["commsd", "send", "vault", "--as", "a", "--", "vault"]).unwrap();
+        assert!(matches!(sent.command, Command::Client(_)), "{:?}", sent.command);
     }
 }
