@@ -289,7 +289,7 @@ async fn greet(socket: &Path, name: &str) -> Result<(Reader, Writer, HelloResult
                  the daemon is commsd {} with API {}",
                 hello.version, hello.api
             ),
-            "restart the older of the two",
+            "restart the older of the two; `commsd stop` ends the daemon, whatever its version",
         ));
     }
     Ok((reader, writer, hello))

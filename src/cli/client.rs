@@ -14,28 +14,23 @@ use super::output::{
     duration, event_text, fields, json_line, message_lines, room_label, short, table, write_out,
 };
 use super::trust::{CodeCommand, TrustCommand};
-use super::{Endpoint, doctor, exit};
+use super::{Endpoint, doctor, exit, stop};
 use crate::api::client::{Client, Notification, Notifications, disconnected};
 use crate::api::tool::render::device;
 use crate::api::types::{
     AcceptParams, Acked, ActionParams, AgentInfo, AgentList, AgentStatus, AgentsParams, Answered,
-    ApiError, Call, DaemonStopParams, DeliveryStatus, DmParams, EventsAckParams,
-    EventsSubscribeParams, History, Inbox, InboxParams, Label, Logs, LogsParams, MAX_TEXT_BYTES,
-    PendingKind, PendingList, PendingParams, PendingRequest, RejectParams, Room, RoomCreateParams,
-    RoomDestroyParams, RoomHistoryParams, RoomInfo, RoomInviteParams, RoomJoinParams,
-    RoomKickParams, RoomLeaveParams, RoomList, RoomMembersParams, RoomsParams, SendParams,
-    SendResult, Status, StatusParams, Stopping, Text, UpdateParams, Whoami, WhoamiParams,
+    ApiError, Call, DeliveryStatus, DmParams, EventsAckParams, EventsSubscribeParams, History,
+    Inbox, InboxParams, Label, Logs, LogsParams, MAX_TEXT_BYTES, PendingKind, PendingList,
+    PendingParams, PendingRequest, RejectParams, Room, RoomCreateParams, RoomDestroyParams,
+    RoomHistoryParams, RoomInfo, RoomInviteParams, RoomJoinParams, RoomKickParams, RoomLeaveParams,
+    RoomList, RoomMembersParams, RoomsParams, SendParams, SendResult, Status, StatusParams, Text,
+    UpdateParams, Whoami, WhoamiParams,
 };
 use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
-use crate::identity::process::{Liveness, Processes as _, SystemProcesses};
 
 /// What the daemon is told this program is.
 pub(super) const PROGRAM: &str = "commsd-cli";
-/// How long a daemon may take to end: more than it gives itself for peers, links and the store; and
-/// the pause between two looks.
-const STOP_WITHIN: Duration = Duration::from_secs(20);
-const STOP_POLL: Duration = Duration::from_millis(20);
 
 /// Why a command did not get done.
 #[derive(Debug)]
@@ -116,8 +111,10 @@ fn read_text(stdin: impl Read) -> Result<String, ApiError> {
 
 /// Carries out one command.
 pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: bool) -> Done {
-    if matches!(command, ClientCommand::Doctor) {
-        return doctor::run(endpoint, json).await;
+    match command {
+        ClientCommand::Doctor => return doctor::run(endpoint, json).await,
+        ClientCommand::Stop => return stop::run(endpoint, json).await,
+        _ => {}
     }
     let (client, notifications) = Client::connect(&endpoint.socket, PROGRAM).await?;
     let session = Session { client, json };
@@ -195,9 +192,8 @@ pub(super) async fn execute(command: ClientCommand, endpoint: &Endpoint, json: b
         }
         ClientCommand::Action { agent, call } => session.action(&agent, &call).await,
         ClientCommand::Trust(command) => session.trust(command).await,
-        ClientCommand::Stop => session.stop(notifications).await,
         ClientCommand::Logs { follow } => session.logs(follow, notifications).await,
-        ClientCommand::Doctor => Ok(exit::DONE),
+        ClientCommand::Doctor | ClientCommand::Stop => Ok(exit::DONE),
     }
 }
 
@@ -339,33 +335,6 @@ impl Session {
                 self.show_as(&agent, params, |room| format!("{did}\n\n{}", show_room(room))).await
             }
         }
-    }
-
-    /// Asks the daemon to end and waits until it has: a new one can be started then.
-    async fn stop(&self, mut notifications: Notifications) -> Done {
-        let stopping: Stopping = self.client.call(DaemonStopParams {}).await?;
-        let ended = async {
-            while notifications.recv().await.is_some() {}
-            // Behind its last word it writes the store's.
-            while SystemProcesses.probe(stopping.pid) != Liveness::Dead {
-                tokio::time::sleep(STOP_POLL).await;
-            }
-        };
-        if tokio::time::timeout(STOP_WITHIN, ended).await.is_err() {
-            return Err(Failure::Api(ApiError::new(
-                "still_stopping",
-                format!(
-                    "the daemon, process {}, has not ended within {} s",
-                    stopping.pid,
-                    STOP_WITHIN.as_secs()
-                ),
-                "see its log; a second signal (kill PID, twice) ends it at once",
-            )));
-        }
-        self.print(&stopping, |Stopping { pid, version }| {
-            format!("commsd {version}, process {pid}, has stopped\n")
-        })?;
-        Ok(exit::DONE)
     }
 
     /// Prints everything that the daemon keeps, and then what comes.

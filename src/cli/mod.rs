@@ -13,6 +13,7 @@ mod output;
 pub mod run;
 mod service;
 mod setup;
+mod stop;
 mod trust;
 pub mod vault;
 pub mod web;

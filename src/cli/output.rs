@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::exit;
-use crate::api::tool::feed::is_own;
+use crate::api::tool::feed::{is_own, whose};
 use crate::api::tool::render::device;
 use crate::api::types::{ApiError, Event};
 use crate::codec::text::escape_untrusted;
@@ -190,7 +190,7 @@ pub(super) fn event_text(event: &Event) -> String {
                 _ => format!("[{}]", room_label(&message("room"))),
             };
             let author = device(Some(&member("fromName")), &message("from"));
-            let head = format!("{}  {prefix}{place} {author}: ", event.seq);
+            let head = format!("{}  {prefix}{place} {author}{}: ", event.seq, whose(event));
             return message_lines(&head, &message("content"));
         }
         "room_invite" => format!(

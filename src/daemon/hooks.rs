@@ -141,10 +141,10 @@ impl Owner {
         agent: &DeviceId,
         moment: HookMoment,
     ) -> HookTaken {
-        let now = self.now().mono;
+        let now = self.now();
         let (_, acknowledged) = self.node.mailbox_position(agent).unwrap_or_default();
         let after = match self.hosted.get(agent).map(|hosted| &hosted.handed) {
-            Some(Handed { taken: Some(taken), .. }) if now < taken.until => {
+            Some(Handed { taken: Some(taken), .. }) if now.mono < taken.until => {
                 return none(Some(agent));
             }
             Some(handed) => handed.through.max(acknowledged),
@@ -153,7 +153,8 @@ impl Owner {
         let mut events = Vec::new();
         let (mut bytes, mut more, mut wanted, mut newest) = (0, false, false, 0);
         for numbered in self.node.inbox(agent, after).take(MAX_LOOK) {
-            let event = super::owner::api_event(&self.node, agent, numbered.seq, &numbered.event);
+            let event =
+                super::owner::api_event(&self.node, agent, numbered.seq, &numbered.event, now);
             let urgent = match (moment, feed::urgency(&event)) {
                 (HookMoment::Start, _) | (_, Urgency::Steer) => true,
                 (HookMoment::End, urgency) => urgency == Urgency::FollowUp,
@@ -178,7 +179,7 @@ impl Owner {
         }
         let Some(last) = events.last().filter(|_| wanted) else { return none(Some(agent)) };
         let through = last.seq;
-        hosted.handed.taken = Some(Taken { through, by: conn, until: now + HELD_MS });
+        hosted.handed.taken = Some(Taken { through, by: conn, until: now.mono + HELD_MS });
         HookTaken { agent: Some(agent.hex()), events, more }
     }
 

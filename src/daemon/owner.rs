@@ -35,7 +35,7 @@ use crate::identity::files::BaseDir;
 use crate::identity::process::{Liveness, Processes as _, SystemProcesses};
 use crate::mesh::events::DeliveryEvent;
 use crate::mesh::journal::Ticket;
-use crate::mesh::node::{AddDevice, AgentSpec, Input, Node, OpId, Output};
+use crate::mesh::node::{AddDevice, AgentSpec, Input, Node, OpId, Origination, Output};
 use crate::mesh::records::Now;
 use crate::runtime::clock::Clock;
 use crate::runtime::hub::{AddDeviceError, Hub};
@@ -585,7 +585,7 @@ impl Owner {
         if subscribed.is_empty() {
             return;
         }
-        let pushed = Pushed::new(&self.node, &agent, seq, event);
+        let pushed = Pushed::new(&self.node, &agent, seq, event, self.now());
         for conn in subscribed {
             // A client that is gone or too slow finds the event in its mailbox.
             let _ = self.local.notify(conn, notification::EVENT, &pushed);
@@ -662,10 +662,11 @@ impl Owner {
     pub(super) fn inbox(&self, agent: &DeviceId, max: usize) -> types::Inbox {
         let (_, acknowledged) = self.node.mailbox_position(agent).unwrap_or_default();
         let mut events: Vec<types::Event> = Vec::new();
+        let now = self.now();
         let mut bytes = 0;
         let mut more = false;
         for numbered in self.node.inbox(agent, acknowledged) {
-            let event = api_event(&self.node, agent, numbered.seq, &numbered.event);
+            let event = api_event(&self.node, agent, numbered.seq, &numbered.event, now);
             bytes += super::requests::weight(&event);
             if events.len() >= max || (bytes > super::MAX_ANSWER_BYTES && !events.is_empty()) {
                 more = true;
@@ -741,6 +742,32 @@ fn listener_code(error: &AddDeviceError) -> &'static str {
     }
 }
 
+/// Whose the agent is that writes or asks; nothing for one of our own user's on this machine.
+#[derive(Serialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct Origin {
+    /// The machine that it proves to be on, when that is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_machine: Option<String>,
+    /// That it is another user's of this machine, or nothing is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_user: Option<&'static str>,
+}
+
+impl Origin {
+    fn of(node: &Node, device: &DeviceId, now: Now) -> Self {
+        let from_user = |user| Self { from_user: Some(user), ..Self::default() };
+        match node.origination(device, now) {
+            Origination::OwnUser => Self::default(),
+            Origination::OtherUser => from_user("other"),
+            Origination::Machine(machine) => {
+                Self { from_machine: Some(machine), ..Self::default() }
+            }
+            Origination::Unknown => from_user("unknown"),
+        }
+    }
+}
+
 /// A mailbox event as clients see it: with the name of whom it is about, where that is known.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -754,6 +781,8 @@ pub(super) struct Pushed<'a> {
     agent_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     requester_name: Option<String>,
+    #[serde(flatten)]
+    origin: Origin,
     /// A room's message that speaks to this agent.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     addressed: bool,
@@ -763,23 +792,33 @@ pub(super) struct Pushed<'a> {
 }
 
 impl<'a> Pushed<'a> {
-    pub(super) fn new(node: &Node, agent: &DeviceId, seq: u64, event: &'a DeliveryEvent) -> Self {
+    pub(super) fn new(
+        node: &Node,
+        agent: &DeviceId,
+        seq: u64,
+        event: &'a DeliveryEvent,
+        now: Now,
+    ) -> Self {
         let mut pushed = Self {
             seq,
             event,
             from_name: None,
             agent_name: None,
             requester_name: None,
+            origin: Origin::default(),
             addressed: false,
             own: false,
         };
+        let origin = |device| Origin::of(node, device, now);
         match event {
             DeliveryEvent::Dm { message } => {
                 pushed.from_name = node.shown_name(&message.from);
+                pushed.origin = origin(&message.from);
                 pushed.own = message.from == *agent;
             }
             DeliveryEvent::RoomMessage { message } => {
                 pushed.from_name = node.shown_name(&message.from);
+                pushed.origin = origin(&message.from);
                 pushed.addressed = node.is_addressed(agent, message);
             }
             DeliveryEvent::MemberLeft { agent: who, .. } => {
@@ -794,9 +833,11 @@ impl<'a> Pushed<'a> {
             }
             DeliveryEvent::RoomJoinRequest { requester_id, .. } => {
                 pushed.requester_name = node.shown_name(requester_id);
+                pushed.origin = origin(requester_id);
             }
             DeliveryEvent::CapabilityRequest { requester_device, .. } => {
                 pushed.requester_name = node.shown_name(requester_device);
+                pushed.origin = origin(requester_device);
             }
             // These carry their names, or none is of use.
             DeliveryEvent::RoomInvite { .. }
@@ -817,8 +858,9 @@ pub(super) fn api_event(
     agent: &DeviceId,
     seq: u64,
     event: &DeliveryEvent,
+    now: Now,
 ) -> types::Event {
-    let body = match serde_json::to_value(Pushed::new(node, agent, seq, event)) {
+    let body = match serde_json::to_value(Pushed::new(node, agent, seq, event, now)) {
         Ok(Value::Object(mut body)) => {
             body.remove("seq");
             body

@@ -860,8 +860,9 @@ impl Owner {
             client.subscribed = true;
         }
         self.answer(conn, id, Ok(types::Subscribed { after, head }));
+        let now = self.now();
         for missed in self.node.inbox(&agent, after) {
-            let event = Pushed::new(&self.node, &agent, missed.seq, &missed.event);
+            let event = Pushed::new(&self.node, &agent, missed.seq, &missed.event, now);
             if self.local.notify(conn, types::notification::EVENT, &event).is_err() {
                 return;
             }

@@ -921,7 +921,7 @@ fn read_hello(line: &[u8]) -> Result<(RequestId, HelloParams), Fault> {
         return Ok((id, hello));
     }
     let todo = if hello.api > API_VERSION {
-        "restart the daemon with the newer commsd"
+        "restart the daemon with the newer commsd; `commsd stop` ends it, whatever its version"
     } else {
         "upgrade the client, or restart it from the commsd that the daemon runs"
     };

@@ -984,6 +984,58 @@ async fn stopping_waits_for_the_end_and_a_new_daemon_can_start() {
     assert!(ran.stdout.contains("has stopped"), "{ran:?}");
 }
 
+const CHILD_SOCKET: &str = "COMMSD_TEST_CHILD_SOCKET";
+
+/// A daemon whose local API is of another version, in a process of its own because it is to be ended.
+#[tokio::test]
+#[ignore = "started by a_daemon_of_another_version_is_ended_all_the_same"]
+async fn child_of_another_version() {
+    let path = std::env::var_os(CHILD_SOCKET).expect("not started by its parent");
+    let listener = tokio::net::UnixListener::bind(path).unwrap();
+    loop {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let answer = json!({"jsonrpc": "2.0", "id": 0, "result": {
+            "version": "9.9.9", "api": 7, "limits": commsd::api::types::ApiLimits::CURRENT,
+        }});
+        // One that only looks who is here has gone by then.
+        let _ = stream.write_all(format!("{answer}\n").as_bytes()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_of_another_version_is_ended_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "cli::child_of_another_version", "--ignored", "--nocapture"])
+        .env(CHILD_SOCKET, &path)
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let pid = child.id().unwrap();
+    soon(async {
+        while tokio::net::UnixStream::connect(&path).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let asked = async |words: &[&str]| {
+        finish(commsd(dir.path(), words).env("COMMSD_SOCKET", &path).spawn().unwrap()).await
+    };
+    // Any other command names both versions and this way out.
+    let ran = asked(&["status"]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for part in ["9.9.9", PROGRAM_VERSION, "`commsd stop`"] {
+        assert!(ran.stderr.contains(part), "{part}: {ran:?}");
+    }
+    let (ran, ended) = tokio::join!(asked(&["stop", "--json"]), child.wait_with_output());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(ran.json(), json!({"pid": pid, "version": null}));
+    // By the signal that it can heed, not by one that it cannot.
+    assert_eq!(ended.unwrap().status.signal(), Some(15));
+}
+
 /// One command of the README's tour with what it printed.
 struct Shown {
     command: String,

@@ -253,7 +253,9 @@ async fn two_daemons_talk_through_a_hub_that_sees_only_ciphertext() {
     alice.befriend(&mut bob).await;
     let sent = alice.dm(&bob.id, CANARY, Some(10)).await;
     assert_eq!(sent.deliveries[0].status, DeliveryStatus::Delivered);
-    bob.wait_dm(CANARY).await;
+    let got = bob.wait_dm(CANARY).await;
+    // Another home is another machine, with a key of its own.
+    assert!(got.body["fromMachine"].as_str().is_some_and(|name| !name.is_empty()), "{got:?}");
     let sent = bob.dm(&alice.id, CANARY, Some(10)).await;
     assert_eq!(sent.deliveries[0].status, DeliveryStatus::Delivered);
     alice.wait_dm(CANARY).await;

@@ -8,12 +8,13 @@ use commsd::codec::time::UnixMillis;
 use commsd::identity::device::{DeviceId, DeviceKey};
 use commsd::identity::entropy::SeededEntropy;
 use commsd::mesh::checked::Checked;
+use commsd::mesh::directory::STALE_AFTER_MS;
 use commsd::mesh::events::DeliveryEvent;
 use commsd::mesh::node::{
     AddDevice, AgentSpec, Command, CommandError, CommandResult, DecisionTarget, DialId, DialTarget,
-    HUB_REDIAL_MAX_MS, HubConfig, Input, Node, NodeConfig, OpId, Output, TrustList,
+    HUB_REDIAL_MAX_MS, HubConfig, Input, Node, NodeConfig, OpId, Origination, Output, TrustList,
 };
-use commsd::mesh::records::{Now, RoomType, Visibility};
+use commsd::mesh::records::{AgentStatus, Now, RoomType, Visibility};
 use commsd::mesh::relay_hub::{HubFrame, Limits, LinkId, RelayHub};
 use commsd::mesh::session::{Origin, SessionId};
 use commsd::mesh::wire::frame::Frame;
@@ -606,6 +607,38 @@ fn a_hub_that_is_away_is_dialled_with_patience_and_what_waited_arrives() {
         world.run(1_000);
     }
     assert!(world.machines[0].dialled_at.len() <= 20, "{:?}", world.machines[0].dialled_at);
+}
+
+#[test]
+fn an_agent_beyond_the_hub_is_told_by_the_machine_that_it_proves() {
+    let world = World::befriended();
+    let seen = |from: usize, of: usize| {
+        world.machines[from].node.origination(&world.machines[of].agent, world.clock())
+    };
+    assert_eq!(seen(0, 1), Origination::Machine(format!("machine-of-{}", NAMES[1])));
+    assert_eq!(seen(0, 0), Origination::OwnUser);
+    let stranger = key(99).id();
+    assert_eq!(world.machines[0].node.origination(&stranger, world.clock()), Origination::Unknown);
+}
+
+/// What is known of a machine beyond the hub is as old as its last advert: nobody says that it has gone.
+#[test]
+fn who_falls_silent_beyond_the_hub_is_offline_after_a_while() {
+    let mut world = World::befriended();
+    let bob = world.machines[1].agent;
+    let status = |world: &World| {
+        let viewer = world.machines[0].agent;
+        let views = world.machines[0].node.agents(Some(&viewer), world.clock());
+        views.into_iter().find(|view| view.record.id == bob).map(|view| view.record.status)
+    };
+    assert_ne!(status(&world), Some(AgentStatus::Offline));
+    // Its cable is pulled, and stays so; the way to the hub is as good as ever for the other.
+    let (_, link) = world.machines[1].session.take().unwrap();
+    world.hub.closed(link);
+    world.up = false;
+    world.run(STALE_AFTER_MS + 60_000);
+    assert!(world.machines[0].session.is_some());
+    assert!(matches!(status(&world), None | Some(AgentStatus::Offline)), "{:?}", status(&world));
 }
 
 #[test]

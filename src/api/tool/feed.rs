@@ -126,7 +126,7 @@ fn head(event: &Event) -> String {
         out.push_str(&format!("[{room}]"));
     }
     let name = event.body.get("fromName").and_then(Value::as_str);
-    out.push_str(&format!(" from {}", device(name, text(message, "from"))));
+    out.push_str(&format!(" from {}{}", device(name, text(message, "from")), whose(event)));
     for (label, key) in [("id", "id"), ("answers", "replyTo"), ("at", "timestamp")] {
         let value = text(message, key);
         if !value.is_empty() {
@@ -137,6 +137,18 @@ fn head(event: &Event) -> String {
         }
     }
     out
+}
+
+/// What sets whoever writes or asks apart from the agents of the reader's own user on this machine.
+#[must_use]
+pub(crate) fn whose(event: &Event) -> String {
+    let machine = word(event, "fromMachine");
+    match text(Some(&event.body), "fromUser") {
+        _ if !machine.is_empty() => format!(" (on machine \"{machine}\")"),
+        "" => String::new(),
+        "other" => " (another user's)".to_owned(),
+        _ => " (whose it is, nobody can say)".to_owned(),
+    }
 }
 
 /// News and questions: one line.
@@ -166,8 +178,9 @@ fn line(event: &Event) -> String {
                 format!("to join {room}")
             };
             format!(
-                "📬 {} asks {what} (room_accept or room_reject with room {room} and requesterId {})",
+                "📬 {}{} asks {what} (room_accept or room_reject with room {room} and requesterId {})",
                 device(event.body.get("requesterName").and_then(Value::as_str), requester),
+                whose(event),
                 escape_untrusted(truncate_chars(requester, MAX_WORD))
             )
         }
@@ -177,9 +190,10 @@ fn line(event: &Event) -> String {
             get("connectionId")
         ),
         "capability_request" => format!(
-            "📬 {} asks for the permission {} on {} (ask your user, then capability_accept or \
+            "📬 {}{} asks for the permission {} on {} (ask your user, then capability_accept or \
              capability_reject with requestId {})",
             named("requesterDevice", "requesterName"),
+            whose(event),
             get("capability"),
             get("scopePath"),
             get("requestId")
@@ -455,6 +469,21 @@ mod tests {
             block(&dm(1, "hello")),
             "📬 DM from \"Ann\" abababababab id m1 at 2026-01-02T03:04:05.678Z\n│ hello"
         );
+    }
+
+    #[test]
+    fn who_is_not_of_ones_own_user_is_said_to_be_so() {
+        let shown = |member: &str, value: &str| {
+            let mut event = dm(1, "hello");
+            event.body.insert(member.to_owned(), json!(value));
+            let shown = block(&event);
+            let (_, rest) = shown.split_once("abababababab").unwrap();
+            rest.split_once(" id m1").unwrap().0.to_owned()
+        };
+        assert_eq!(shown("fromUser", "other"), " (another user's)");
+        assert_eq!(shown("fromUser", "unknown"), " (whose it is, nobody can say)");
+        assert_eq!(shown("fromMachine", "box"), " (on machine \"box\")");
+        assert_eq!(shown("fromMachine", "a\nb"), " (on machine \"a\\u{a}b\")");
     }
 
     #[test]

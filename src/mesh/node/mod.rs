@@ -40,7 +40,7 @@ pub use durable::{RecoverError, Restorable};
 pub use hub::{HUB_REDIAL_FIRST_MS, HUB_REDIAL_MAX_MS, HubConfig, HubView, TrustList};
 pub use insight::{MAX_TRACE_MS, MeshGraph, Question};
 pub use links::MAX_SESSIONS;
-pub use queries::{AgentView, NodeStatus, PeerView, PendingView, RoomView};
+pub use queries::{AgentView, NodeStatus, Origination, PeerView, PendingView, RoomView};
 pub use rooms::{MAX_INVITATIONS_OF_OWNER, MAX_ROOM_NAME_BYTES};
 pub use services::{
     CallId, GrantTerms, GrantView, MAX_ASKS, MAX_CALLS, MAX_CALLS_OF_DEVICE, MAX_GRANTS,

@@ -56,6 +56,19 @@ pub struct PendingView {
     pub at: UnixMillis,
 }
 
+/// Whose a device is, as far as the system or a signature says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origination {
+    /// Our own user's, on this machine.
+    OwnUser,
+    /// Another user's, on this machine.
+    OtherUser,
+    /// On another machine: the name that it has proven, else its id.
+    Machine(String),
+    /// Nothing is known, or not any more.
+    Unknown,
+}
+
 /// A peer for operators.
 #[derive(Clone, Debug)]
 pub struct PeerView {
@@ -244,6 +257,28 @@ impl Node {
     pub fn is_of_our_user(&self, device: &DeviceId) -> bool {
         self.is_ours(device)
             || self.sessions.values().any(|s| s.remote == *device && s.is_same_user())
+    }
+
+    /// Whose a device is.
+    #[must_use]
+    pub fn origination(&self, device: &DeviceId, now: Now) -> Origination {
+        if self.is_of_our_user(device) {
+            return Origination::OwnUser;
+        }
+        if self.sessions.values().any(|s| s.remote == *device && s.is_machine_local()) {
+            return Origination::OtherUser;
+        }
+        match self.machine_of(device, now) {
+            (Some(machine), _) if self.is_our_machine(&machine) => Origination::Unknown,
+            (Some(machine), name) => {
+                Origination::Machine(name.map_or_else(|| machine.short(), str::to_owned))
+            }
+            (None, _) => Origination::Unknown,
+        }
+    }
+
+    fn is_our_machine(&self, machine: &DeviceId) -> bool {
+        self.config.machine.as_ref().is_some_and(|ours| ours.id() == *machine)
     }
 
     /// Where an agent works.

@@ -7,7 +7,7 @@ use commsd::mesh::directory::MAX_DEVICES;
 use commsd::mesh::events::{DeliveryEvent, DeliveryState};
 use commsd::mesh::formation::{MAX_DIALS_IN_FLIGHT, MAX_PEERS, PortState};
 use commsd::mesh::message::{MeshMessage, Patch, Snapshot};
-use commsd::mesh::node::{Command, CommandResult, DecisionTarget, DialTarget};
+use commsd::mesh::node::{Command, CommandResult, DecisionTarget, DialTarget, Origination};
 use commsd::mesh::records::{AgentStatus, DmMessage, MAX_VERSION, PeerInfo, RoomMessage, RoomType};
 use commsd::mesh::replica::{MAX_AGENTS, MAX_ROOMS};
 use commsd::mesh::session::{Policy, SessionId};
@@ -360,6 +360,8 @@ fn another_user_of_the_machine_hears_and_says_less() {
     state(&mut world, raw, session, Patch::AgentUpsert { agent: record(me, 1, "neighbour") });
     world.run(100);
     assert_eq!(present(&world, hosts[0])[&me].0, "neighbour");
+    let whose = |device| world.node(hosts[0]).origination(device, world.clock(hosts[0]));
+    assert_eq!((whose(&me), whose(&b)), (Origination::OtherUser, Origination::OwnUser));
     // It is told who is there, not what was said.
     let heard = told(&mut world, raw, session);
     assert!(heard.iter().all(|message| !matches!(message, MeshMessage::StateSync(_))));

@@ -3,6 +3,7 @@
 
 use commsd::identity::device::DeviceId;
 use commsd::mesh::formation::PortState;
+use commsd::mesh::node::{Command, CommandResult};
 use commsd::mesh::wire::frame::Frame;
 
 use super::support::{
@@ -258,6 +259,31 @@ fn both_halves_of_a_partition_agree_again() {
                 && is_full_mesh(world)
                 && port_is_settled(world)
         });
+    }
+}
+
+#[test]
+fn what_changed_while_a_peer_was_away_reaches_it_on_its_return() {
+    let mut world = World::new(5);
+    let (hosts, agents) = formed(&mut world, 3);
+    world.partition(&hosts[..2], &hosts[2..]);
+    world.break_cut_links(2_000, 500);
+    world.run(10_000);
+    let rename = Command::Update {
+        name: Some("renamed".into()),
+        status: None,
+        visibility: None,
+        tags: None,
+        consent: None,
+    };
+    assert_eq!(world.ask(agents[0], rename), Ok(CommandResult::Done));
+    world.run(60_000);
+    world.heal();
+    world.run_until(60_000, "one view of everybody", |world| {
+        is_full_mesh(world) && all_see_all(world)
+    });
+    for host in hosts {
+        assert_eq!(present(&world, host)[&agents[0]].0, "renamed");
     }
 }
 

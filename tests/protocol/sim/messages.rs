@@ -612,3 +612,29 @@ fn a_request_after_a_refusal_is_put_again_though_the_first_is_not_acknowledged()
     }
     assert_eq!(reported(&world, &a, &b).len(), 6);
 }
+
+#[test]
+fn a_message_an_hour_is_shown_for_a_day() {
+    let mut world = World::new(24);
+    let (hosts, agents) = formed(&mut world, 2);
+    let [teller, first] = agents[..] else { unreachable!() };
+    let mut listeners = vec![first];
+    listeners.extend((1..20).map(|n| world.agent(hosts[n % 2], &format!("listener-{n}"))));
+    let met = |world: &World| is_full_mesh(world) && all_see_all(world);
+    world.run_until(60_000, "everybody", met);
+    for listener in &listeners {
+        befriend(&mut world, teller, *listener);
+    }
+    let hours: Vec<String> = (1..=24).map(|hour| format!("hour {hour}")).collect();
+    for hour in &hours {
+        world.run(3_600_000);
+        for listener in &listeners {
+            let states = send(&mut world, teller, dm(*listener, hour));
+            assert_eq!(states[listener], Some(DeliveryState::Delivered), "{hour}");
+        }
+    }
+    world.run(1_000);
+    for listener in &listeners {
+        assert_eq!(world.slots[listener].texts()[1..], hours);
+    }
+}
