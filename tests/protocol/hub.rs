@@ -611,14 +611,19 @@ fn a_hub_that_is_away_is_dialled_with_patience_and_what_waited_arrives() {
 
 #[test]
 fn an_agent_beyond_the_hub_is_told_by_the_machine_that_it_proves() {
-    let world = World::befriended();
-    let seen = |from: usize, of: usize| {
-        world.machines[from].node.origination(&world.machines[of].agent, world.clock())
-    };
-    assert_eq!(seen(0, 1), Origination::Machine(format!("machine-of-{}", NAMES[1])));
-    assert_eq!(seen(0, 0), Origination::OwnUser);
-    let stranger = key(99).id();
-    assert_eq!(world.machines[0].node.origination(&stranger, world.clock()), Origination::Unknown);
+    for names in [false, true] {
+        let mut world = World::with(2, names);
+        world.trust(0, &[1]);
+        world.trust(1, &[0]);
+        world.run(3_000);
+        let whose = |device| world.machines[0].node.origination(device, world.clock());
+        let [alice, bob] = [&world.machines[0], &world.machines[1]];
+        // Its name comes with its advert, which the hub reads; without it there is the id.
+        let told = if names { format!("machine-of-{}", NAMES[1]) } else { bob.machine.short() };
+        assert_eq!(whose(&bob.agent), Origination::Machine(told));
+        assert_eq!(whose(&alice.agent), Origination::OwnUser);
+        assert_eq!(whose(&key(99).id()), Origination::Unknown);
+    }
 }
 
 /// What is known of a machine beyond the hub is as old as its last advert: nobody says that it has gone.
