@@ -823,8 +823,8 @@ impl Owner {
         });
     }
 
-    /// Why another agent would not fit, if it would not: it needs a listener, its files for a
-    /// moment, and up to three sessions with each peer (decision 24).
+    /// Why another agent would not fit beside those that are coming, if it would not: it needs a
+    /// listener, its files for a moment, and up to three sessions with each peer (decision 24).
     pub(super) fn no_descriptors(&self) -> Option<ApiError> {
         /// Listener, identity files and what the process needs besides.
         const OWN: u64 = 8;
@@ -832,7 +832,8 @@ impl Owner {
         let open = sys::open_descriptors()?;
         let limit = sys::descriptor_limit().soft;
         let needs = OWN + SESSIONS_PER_PEER * self.node.peer_count() as u64;
-        (open + needs > limit).then(|| {
+        let coming = needs * self.opening_slots.len() as u64;
+        (open + coming + needs > limit).then(|| {
             ApiError::new(
                 "limit_descriptors",
                 format!("{open} of {limit} descriptors are open, and an agent needs {needs} more"),

@@ -366,6 +366,7 @@ fn refusal(code: String, message: String) -> ApiError {
     let message = match (message.is_empty(), code.as_str()) {
         (false, "denied") => format!("the owner said no: {message}"),
         (true, "denied") => "the owner said no".to_owned(),
+        (true, "not_connected") => "there is no connection to the other side".to_owned(),
         (true, _) => format!("the other side refused ({code})"),
         (false, _) => message,
     };

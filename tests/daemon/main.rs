@@ -24,6 +24,7 @@ mod mcp;
 mod mesh;
 mod namespaces;
 mod pi;
+mod presence;
 mod setup;
 mod signals;
 mod transport;

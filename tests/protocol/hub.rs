@@ -106,6 +106,7 @@ impl World {
                 services: Vec::new(),
                 grants: Vec::new(),
                 ephemeral: false,
+                resumed: false,
             };
             let add = AddDevice { key: agent, data_port: 3, agent: Some(spec) };
             world.inputs.push_back((n, Input::AddDevice(Box::new(add))));

@@ -421,6 +421,9 @@ impl Node {
         let Some(before) = self.record(&agent).cloned() else {
             return Err(CommandError::new("not_attached", "this agent is not in service"));
         };
+        if let (Some(held), Some(status)) = (self.agent_mut(&agent), status) {
+            held.presence = status;
+        }
         if let Some(record) = self.touch_own_record(&agent) {
             if let Some(name) = &name {
                 record.name.clone_from(name);

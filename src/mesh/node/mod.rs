@@ -28,6 +28,7 @@ mod room_tokens;
 mod rooms;
 mod services;
 mod sync;
+mod ways;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -56,7 +57,7 @@ use super::events::DeliveryEvent;
 use super::formation::{DialPlan, Formation};
 use super::journal::{Record, Ticket};
 use super::log::LogEvent;
-use super::records::{AgentRecord, ConsentPolicy, Now};
+use super::records::{AgentRecord, AgentStatus, ConsentPolicy, Now};
 use super::replica::Replica;
 use super::session::{Origin, Policy, Session, SessionId, SessionKind};
 use super::wire::advert::PeerAdvert;
@@ -142,6 +143,8 @@ pub struct AgentSpec {
     pub grants: Vec<(RoomPath, DeviceId, Vec<u8>)>,
     /// Whether its key ends with its service: nobody comes back for what it leaves.
     pub ephemeral: bool,
+    /// Whether its presence is as it was before: nobody has begun anew with it.
+    pub resumed: bool,
 }
 
 /// A change to an identity file; to be written at once (decision 4).
@@ -528,6 +531,8 @@ struct Agent {
     pub key: String,
     /// Version of its record when that was forgotten.
     pub version: u64,
+    /// What it last said of itself while in service.
+    pub presence: AgentStatus,
     pub mailbox: Mailbox,
     pub outgoing: Outgoing,
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
@@ -537,7 +542,7 @@ struct Agent {
     pub consent: Option<ConsentPolicy>,
     pub consents: BTreeMap<DeviceId, Consent>,
     pub decisions: BTreeMap<String, Decision>,
-    pub shown: BTreeMap<RoomPath, BTreeMap<DeviceId, super::records::AgentStatus>>,
+    pub shown: BTreeMap<RoomPath, BTreeMap<DeviceId, AgentStatus>>,
     /// Events that were shown but could not be stored: their senders keep them.
     pub unstored: BTreeSet<u64>,
     /// Rooms whose owner has been told that we leave.
@@ -620,6 +625,8 @@ pub struct Node {
     formation: Formation,
     election: Election,
     role: Option<super::wire::claim::Claim>,
+    /// Peers that have gone while somebody else held the role.
+    departed: BTreeSet<DeviceId>,
     directory: Directory,
     machines: BTreeMap<DeviceId, gossip::Machine>,
     replica: Replica,
@@ -648,6 +655,8 @@ pub struct Node {
     /// Until then the wall clock has jumped too lately for anything to be thrown away for its age.
     doubted_until: u64,
     internal_open: BTreeMap<u64, (DeviceId, DeviceId, Purpose, Option<u64>)>,
+    /// Requests that wait for a session with their recipient.
+    awaiting: Vec<ways::Awaiting>,
     deferred: VecDeque<(Purpose, DeviceId, DeviceId, Option<SessionId>, Outcome)>,
     outputs: VecDeque<Output>,
     next_id: u64,
@@ -701,6 +710,7 @@ impl Node {
             formation: Formation::default(),
             election: Election::default(),
             role: None,
+            departed: BTreeSet::new(),
             directory: Directory::default(),
             machines: BTreeMap::new(),
             replica: Replica::default(),
@@ -727,6 +737,7 @@ impl Node {
             internal: VecDeque::new(),
             doubted_until: 0,
             internal_open: BTreeMap::new(),
+            awaiting: Vec::new(),
             deferred: VecDeque::new(),
             outputs: VecDeque::new(),
             next_id: 0,
@@ -957,6 +968,7 @@ impl Agent {
             ephemeral: false,
             key: String::new(),
             version: 0,
+            presence: AgentStatus::Active,
             mailbox: Mailbox::above(floor),
             outgoing: Outgoing::default(),
             tokens: BTreeMap::new(),

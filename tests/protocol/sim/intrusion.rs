@@ -305,6 +305,7 @@ fn who_has_gone_takes_no_place_of_those_who_are_here() {
             services: Vec::new(),
             grants: Vec::new(),
             ephemeral: true,
+            resumed: false,
         };
         let add = AddDevice { key, data_port: 9, agent: Some(agent) };
         world.input(host, Input::AddDevice(Box::new(add)));
