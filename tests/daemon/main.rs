@@ -5,6 +5,7 @@
 
 mod acp;
 mod acp_mesh;
+mod asking;
 mod bench;
 mod cli;
 mod codes;

@@ -314,7 +314,8 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
         | Action::CapabilityAccept(_)
         | Action::CapabilityReject(_) => done(answered(&typed(value)?)),
         Action::RoomPending(_) => {
-            let asks = |kind| matches!(kind, PendingKind::Room | PendingKind::Dm);
+            let asks =
+                |kind| matches!(kind, PendingKind::Room | PendingKind::Dm | PendingKind::Invite);
             done(pending(typed(value)?, asks, "nobody waits for you"))
         }
         Action::CapabilityPending(_) => {
@@ -581,6 +582,11 @@ fn pending(list: PendingList, choose: impl Fn(PendingKind) -> bool, none: &str) 
                 Some(name) => format!(" {}", quoted(name)),
                 None => String::new(),
             };
+            let since = String::from(request.at);
+            if let (PendingKind::Invite, Some(room)) = (request.kind, &request.room) {
+                let room = escape_untrusted(room);
+                return format!("{}{name} invites you to {room}, since {since}", request.requester);
+            }
             let what = match (request.kind, &request.room) {
                 (PendingKind::Dm, Some(room)) => {
                     format!("to write to you: {}", escape_untrusted(room))
@@ -596,14 +602,10 @@ fn pending(list: PendingList, choose: impl Fn(PendingKind) -> bool, none: &str) 
             };
             // Rooms are answered by path and requester, all else by the request's id.
             let id = match request.kind {
-                PendingKind::Room | PendingKind::Dm => String::new(),
+                PendingKind::Room | PendingKind::Dm | PendingKind::Invite => String::new(),
                 PendingKind::Capability | PendingKind::Mesh => format!("{}  ", request.id),
             };
-            format!(
-                "{id}{}{name} asks {what}, since {}",
-                request.requester,
-                String::from(request.at)
-            )
+            format!("{id}{}{name} asks {what}, since {since}", request.requester)
         })
         .collect();
     cut("Waiting for your answer:", rows, none, "wait")

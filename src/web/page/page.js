@@ -168,6 +168,7 @@ function wanted(asked) {
   switch (asked.kind) {
     case "dm": return ["asks to write to you"];
     case "room": return ["asks to join ", words(roomName(asked.room))];
+    case "invite": return ["invites you to ", words(roomName(asked.room))];
     case "capability": return ["asks for ", words(asked.capability), " on ", words(asked.share), ", for 30 days"];
     case "mesh": return ["asks to connect to this machine"];
     default: return [words(asked.kind)];
