@@ -1593,6 +1593,8 @@ results! {
     Given {
         /// Everything up to this number has been given, by hooks too.
         through: u64,
+        /// Hooks of the agent's harness session ask for what has come.
+        hooks: Option<bool>,
     }
 
     /// `hook.take`.

@@ -527,8 +527,8 @@ impl Owner {
                 return Ok(());
             }
             Request::EventsGiven(p) => {
-                let through = self.given(&agent, p.seq);
-                self.answer(conn, id, Ok(types::Given { through }));
+                let given = self.given(&agent, p.seq);
+                self.answer(conn, id, Ok(given));
                 return Ok(());
             }
             Request::EventsLost(p) => {

@@ -89,6 +89,17 @@ async fn invitations_are_listed_until_they_are_answered() {
 }
 
 #[tokio::test]
+async fn what_a_name_of_a_room_has_become_is_said() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let alice = daemon.agent("alice").await;
+    let create = json!({"action": "create_room", "room": "The  Den!"});
+    let (text, _) = act(&alice, create).await;
+    assert!(text.contains("\"The-Den\"") && text.contains("what \"The  Den!\" became"), "{text}");
+    let (text, _) = act(&alice, json!({"action": "create_room", "room": "plain"})).await;
+    assert!(!text.contains("became"), "{text}");
+}
+
+#[tokio::test]
 async fn a_secret_room_is_meant_by_the_name_in_its_path() {
     let daemon = Daemon::start(Ports::free()).await;
     let (alice, bob) = (daemon.agent("alice").await, daemon.agent("bob").await);

@@ -128,9 +128,17 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
             ))
         }
         Action::Whoami(_) => done(whoami(&typed(value)?)),
-        Action::CreateRoom(_) => {
+        Action::CreateRoom(a) => {
             let room: Room = typed(value)?;
-            done(format!("Created {} room {} ({})", room.r#type, quoted(&room.name), room.path))
+            let mut text =
+                format!("Created {} room {} ({})", room.r#type, quoted(&room.name), room.path);
+            if room.name != a.room {
+                let asked = quoted(&a.room);
+                text.push_str(&format!(
+                    "; that is what {asked} became, as names of rooms are made"
+                ));
+            }
+            done(text)
         }
         Action::ListRooms(_) => done(rooms(typed(value)?)),
         Action::JoinRoom(_) => {

@@ -40,6 +40,13 @@ pub enum Command {
         /// What the owner is told.
         reason: Option<String>,
     },
+    /// Leave a room whose agents meet in another one now; the agent, which did not ask for it, is told.
+    MoveFromRoom {
+        /// Which.
+        room: RoomPath,
+        /// Where it is already.
+        to: RoomPath,
+    },
     /// End a room of one's own.
     DestroyRoom(RoomPath),
     /// Invite an agent to a room of one's own.
@@ -312,7 +319,10 @@ impl Node {
             }
             Command::JoinRoom(path) => return self.join_room(agent, path, op, now),
             Command::LeaveRoom { room, reason } => {
-                return self.leave_room(agent, room, reason, op, now);
+                return self.leave_room(agent, room, reason, None, op, now);
+            }
+            Command::MoveFromRoom { room, to } => {
+                return self.leave_room(agent, room, None, Some(to), op, now);
             }
             Command::DestroyRoom(path) => self.destroy_room(agent, &path, now),
             Command::Invite { room, agent: invitee } => {

@@ -438,8 +438,8 @@ pub(super) enum Purpose {
     Members { agent: DeviceId, path: RoomPath, op: Option<OpId> },
     /// Our invitation.
     Invite { agent: DeviceId, path: RoomPath, invitee: DeviceId, op: OpId },
-    /// Our leaving.
-    Leave { agent: DeviceId, path: RoomPath, op: OpId },
+    /// Our leaving; where the agent has been moved to.
+    Leave { agent: DeviceId, path: RoomPath, moved: Option<RoomPath>, op: OpId },
     /// Our request for a capability.
     Ask { agent: DeviceId, key: TokenKey, op: Option<OpId> },
     /// A permission that we hand on.

@@ -152,7 +152,7 @@ function tell(event) {
     case "room_members":
       return [`${event.members.length} are in `, room(event.room)];
     case "join_outcome":
-      return [room(event.room), event.accepted ? ": you are let in" : ": you are not let in ", words(event.reason)];
+      return [room(event.room), event.accepted ? (event.reason ? ": " : ": you are let in") : ": you are not let in ", words(event.reason)];
     default:
       return [words(event.type)];
   }
