@@ -567,6 +567,8 @@ struct Device {
     pub agent: Option<Agent>,
     pub port_session: Option<SessionId>,
     pub port_dial: Option<DialId>,
+    /// The session with the hub over which it has been heard of.
+    pub told_hub: Option<SessionId>,
     pub adverts: gossip::Adverts,
 }
 
@@ -956,6 +958,7 @@ impl Device {
             agent,
             port_session: None,
             port_dial: None,
+            told_hub: None,
             adverts: gossip::Adverts::default(),
         }
     }
