@@ -51,17 +51,15 @@ impl Owner {
                 let requests = self.pending(Some(agent));
                 let requester = self.find_requester(requester, agent, &requests)?;
                 let path = self.find_room(room, agent).map(|path| path.to_string()).ok();
-                let is_meant = |request: &PendingRequest| {
-                    let meant = match request.kind {
-                        PendingKind::Dm => self.find_requester(room, agent, &requests).ok(),
-                        _ => None,
-                    };
-                    request.requester == requester.hex()
-                        && (request.room.as_deref() == Some(room)
-                            || (path.is_some() && request.room == path)
-                            || meant == Some(requester))
+                // A conversation has no name but that of the other end.
+                let other = self.find_requester(room, agent, &requests).ok();
+                let is_meant = |request: &&PendingRequest| {
+                    let of_room = request.room.as_deref() == Some(room)
+                        || (path.is_some() && request.room == path);
+                    let of_dm = request.kind == PendingKind::Dm && other == Some(requester);
+                    request.requester == requester.hex() && (of_room || of_dm)
                 };
-                requests.iter().find(|request| is_meant(request)).cloned().ok_or_else(not_pending)
+                requests.iter().find(is_meant).cloned().ok_or_else(not_pending)
             }
         }
     }
@@ -95,7 +93,7 @@ impl Owner {
         }
     }
 
-    /// Who asks may be hidden from lists; a name that two have is none.
+    /// Who asks may be hidden from lists, and is looked for with those that are in them.
     fn find_requester(
         &self,
         text: &str,
