@@ -505,25 +505,25 @@ actions! {
         room: String,
         ;
     }
-    /// Let somebody in who asked to join a room or to write to you.
+    /// Let somebody in who asked to join a room or to write to you, or join a room you are invited to.
     RoomAccept = "room_accept" {
-        /// path of the room or conversation, as the request names it
+        /// path of the room or conversation, as the request names it; or its name, or of a conversation who asked
         room: String,
-        /// who asked: id, its first 8 or more digits, or name
+        /// who asked or invites: id, its first 8 or more digits, or name
         requester_id: String,
         ;
     }
-    /// Say no to somebody who asked to join a room or to write to you.
+    /// Say no to somebody who asked to join a room or to write to you, or to an invitation.
     RoomReject = "room_reject" {
-        /// path of the room or conversation, as the request names it
+        /// path of the room or conversation, as the request names it; or its name, or of a conversation who asked
         room: String,
-        /// who asked: id, its first 8 or more digits, or name
+        /// who asked or invites: id, its first 8 or more digits, or name
         requester_id: String,
         ;
         /// what they are told
         reason: String,
     }
-    /// List who waits for your yes or no.
+    /// List who waits for your yes or no, invitations included.
     RoomPending = "room_pending" { ; }
     /// List machines that ask to connect.
     MeshPending = "mesh_pending" { ; }
@@ -565,7 +565,7 @@ actions! {
     }
     /// Give a device a name of your user's own.
     PetnameSet = "petname_set" {
-        /// the device's full id
+        /// id of a device, its first 8 or more digits, or a name
         device: String,
         /// the name, 1 to 64 characters
         name: String,
@@ -573,7 +573,7 @@ actions! {
     }
     /// Take such a name away.
     PetnameClear = "petname_clear" {
-        /// the device's full id
+        /// id of a device, its first 8 or more digits, or a name
         device: String,
         ;
     }

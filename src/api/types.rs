@@ -929,11 +929,11 @@ pub struct ActionParams(pub Map<String, Value>);
 /// Which waiting request `accept` or `reject` means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PendingRef<'a> {
-    /// By its id.
+    /// By its id, or by who asks.
     Id(&'a str),
-    /// By the path of the room or DM and who asks.
+    /// By the room or DM and who asks.
     Asked {
-        /// The path.
+        /// The path, a room's name, or of a DM who asks once more.
         room: &'a str,
         /// The requester.
         requester: &'a str,
@@ -1130,6 +1130,8 @@ words! {
         Dm = "dm",
         /// To join a room.
         Room = "room",
+        /// Not for anything of this agent's: it is invited to a room.
+        Invite = "invite",
         /// For a capability.
         Capability = "capability",
         /// To connect to this machine.
@@ -1591,6 +1593,8 @@ results! {
     Given {
         /// Everything up to this number has been given, by hooks too.
         through: u64,
+        /// Hooks of the agent's harness session ask for what has come.
+        hooks: Option<bool>,
     }
 
     /// `hook.take`.

@@ -441,8 +441,8 @@ pub struct MessageArgs {
 /// A waiting request.
 #[derive(Args, Clone, Debug)]
 pub struct WhichRequest {
-    /// The request's id from `pending`, or the path of its room or DM
-    #[arg(value_name = "ID|ROOM")]
+    /// The request's id from `pending`, or who asks; or the room or DM, with who asks after it
+    #[arg(value_name = "ID|AGENT|ROOM")]
     pub id_or_room: String,
     /// Who asks, after a room
     pub requester: Option<String>,

@@ -304,8 +304,9 @@ impl Session {
     async fn room(&self, command: RoomCommand) -> Done {
         match command {
             RoomCommand::Create { agent, name, kind, description } => {
+                let asked = name.clone();
                 let params = RoomCreateParams { name, r#type: kind, description };
-                self.show_as(&agent, params, show_room).await
+                self.show_as(&agent, params, |room| show_created(room, &asked)).await
             }
             RoomCommand::Join(RoomArgs { agent, room }) => {
                 self.show_as(&agent, RoomJoinParams { room }, show_room).await
@@ -560,6 +561,16 @@ fn brief(text: &str) -> String {
     const MAX: usize = 24;
     let cut = truncate_chars(text, MAX);
     if cut.len() < text.len() { format!("{cut}…") } else { text.to_owned() }
+}
+
+/// A new room: also that it is not called as was asked.
+fn show_created(room: &Room, asked: &str) -> String {
+    let mut out = show_room(room);
+    if room.name != asked {
+        let asked = escape_untrusted(asked);
+        out += &format!("\n\"{asked}\" became \"{}\", as names of rooms are made", room.name);
+    }
+    out
 }
 
 fn show_room(room: &Room) -> String {

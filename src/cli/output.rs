@@ -250,7 +250,10 @@ pub(super) fn event_text(event: &Event) -> String {
             format!("in {}: {}", room(), names.join(", "))
         }
         "join_outcome" if event.body.get("accepted") == Some(&Value::Bool(true)) => {
-            format!("you are in {}", room())
+            match member("reason") {
+                reason if reason.is_empty() => format!("you are in {}", room()),
+                reason => format!("you are in {}: {reason}", room()),
+            }
         }
         "join_outcome" => format!("you are not let into {}: {}", room(), member("reason")),
         "capability_request" => format!(

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use super::logging::{emit, event};
 use super::owner::{Owner, Waiting};
 use crate::api::tool::feed::{self, Urgency};
-use crate::api::types::{HookMoment, HookTakeParams, HookTaken, Label, RequestId};
+use crate::api::types::{Given, HookMoment, HookTakeParams, HookTaken, Label, RequestId};
 use crate::identity::device::DeviceId;
 use crate::mesh::node::{Command, Input, OpId};
 use crate::runtime::local_socket::ConnId;
@@ -27,6 +27,8 @@ const MAX_SESSIONS: usize = 256;
 /// How far a model has been given its mailbox.
 #[derive(Debug, Default)]
 pub(super) struct Handed {
+    /// Hooks have asked for it.
+    hooked: bool,
     /// By whatever way.
     through: u64,
     /// By hooks: the next one acknowledges it.
@@ -82,6 +84,9 @@ impl Owner {
         };
         if let Some(session) = &params.session {
             self.sessions.note(session, agent);
+        }
+        if let Some(hosted) = self.hosted.get_mut(&agent) {
+            hosted.handed.hooked = true;
         }
         // One in the background runs beside another, which has not been heard to arrive.
         if params.wait.is_none() {
@@ -203,11 +208,13 @@ impl Owner {
 
     /// An answer brings the model everything up to `seq`. Returns how far it has been given. (What a
     /// hook is printing just now may come twice; it may also never be printed.)
-    pub(super) fn given(&mut self, agent: &DeviceId, seq: u64) -> u64 {
-        let Some((head, _)) = self.node.mailbox_position(agent) else { return 0 };
-        let Some(hosted) = self.hosted.get_mut(agent) else { return 0 };
+    pub(super) fn given(&mut self, agent: &DeviceId, seq: u64) -> Given {
+        let head = self.node.mailbox_position(agent).map_or(0, |(head, _)| head);
+        let Some(hosted) = self.hosted.get_mut(agent) else {
+            return Given { through: 0, hooks: None };
+        };
         hosted.handed.through = hosted.handed.through.max(seq.min(head));
-        hosted.handed.through
+        Given { through: hosted.handed.through, hooks: Some(hosted.handed.hooked) }
     }
 
     /// An answer that was to bring what stands behind `seq` was cancelled.

@@ -1,5 +1,5 @@
-//! How what the node wants kept reaches the store, and how slots that something waits in come back
-//! into service when the daemon starts.
+//! How what the node wants kept reaches the store, and how the slots of shell agents come back into
+//! service when the daemon starts.
 
 use std::thread::JoinHandle;
 
@@ -161,13 +161,10 @@ impl Owner {
         found
     }
 
-    /// Shell agents stay in service while the daemon runs: those that something waits for, and
-    /// those in rooms, come back with it.
+    /// Shell agents stay in service while the daemon runs, and come back with it.
     pub(super) fn restore_slots(&mut self) {
-        for found in self.node.restorable() {
-            if found.harness == super::CLI_HARNESS {
-                self.restore_slot(found);
-            }
+        for found in self.node.restorable(super::CLI_HARNESS) {
+            self.restore_slot(found);
         }
     }
 

@@ -16,6 +16,7 @@ pub mod logging;
 mod names;
 mod owner;
 mod pages;
+mod pending;
 mod project_rooms;
 pub mod relay_hub;
 mod requests;

@@ -9,9 +9,9 @@ use crate::api::types::{self, ApiError};
 use crate::identity::device::DeviceId;
 use crate::identity::entropy::OsEntropy;
 use crate::identity::issuer::{IssuerError, IssuerFile, IssuerKind, IssuerTable};
-use crate::identity::names;
 use crate::identity::petnames::{self, Petnames, PetnamesError};
 use crate::mesh::node::Input;
+use crate::runtime::local_socket::ConnId;
 
 fn petname_error(error: PetnamesError) -> ApiError {
     ApiError::plain(error.code(), error.to_string())
@@ -27,20 +27,35 @@ impl Owner {
         Ok(types::Petnames { petnames })
     }
 
-    pub(super) fn petname_cleared(&self, device: &str) -> Result<types::Petname, ApiError> {
-        let id = names::full_id(device)
-            .map_err(|error| ApiError::plain(error.code(), error.to_string()))?;
+    /// Of somebody who is not seen any more the name itself tells whose it is.
+    pub(super) fn petname_cleared(
+        &self,
+        device: &str,
+        conn: ConnId,
+    ) -> Result<types::Petname, ApiError> {
         let had = Petnames::read(&self.base).map_err(petname_error)?;
+        let mut called = had.iter().filter(|(_, name)| *name == device);
+        let id = match (called.next(), called.next()) {
+            (Some((id, _)), None) => *id,
+            _ => self.device_meant(device, conn)?,
+        };
         let name = had.get(&id).unwrap_or_default().to_owned();
-        petnames::clear(&self.base, device).map_err(petname_error)?;
+        petnames::clear(&self.base, &id.hex()).map_err(petname_error)?;
         Ok(types::Petname { device: id.hex(), name })
+    }
+
+    fn device_meant(&self, text: &str, conn: ConnId) -> Result<DeviceId, ApiError> {
+        let viewer = self.viewer(conn).unwrap_or(self.node.daemon());
+        self.find_agent(text, &viewer)
     }
 
     pub(super) fn petname_given(
         &self,
         params: &types::PetnameSetParams,
+        conn: ConnId,
     ) -> Result<types::Petname, ApiError> {
-        let set = petnames::set(&self.base, &params.device, &params.name);
+        let device = self.device_meant(&params.device, conn)?.hex();
+        let set = petnames::set(&self.base, &device, &params.name);
         set.map(|(device, name)| types::Petname { device: device.hex(), name })
             .map_err(petname_error)
     }

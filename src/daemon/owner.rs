@@ -474,6 +474,8 @@ impl Owner {
                 services: slot.services,
                 grants: slot.grants,
                 ephemeral: slot.ephemeral,
+                // A shell agent goes on, whoever calls for it.
+                resumed: params.harness.as_str() == super::CLI_HARNESS,
             }),
         })));
         self.turn();

@@ -135,8 +135,8 @@ impl Owner {
             for room in others.iter().filter(|room| room.here && room.joined) {
                 // An owner's own ends when the others have gone.
                 if room.path.owner() != Some(*agent) || room.alone {
-                    let path = room.path.clone();
-                    moves.push((*agent, Command::LeaveRoom { room: path, reason: None }));
+                    let (room, to) = (room.path.clone(), best.path.clone());
+                    moves.push((*agent, Command::MoveFromRoom { room, to }));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Requests of local clients: names become ids, requests become node commands or views, and
 //! views become the API's values. The sender of everything is the connection's agent.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -9,12 +9,11 @@ use tokio::sync::oneshot;
 use super::hygiene::Place;
 use super::identities::{OpenError, OpenSlot};
 use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
+use super::pending::invited_to;
 use crate::api::acp::{AcpCall, AcpParams};
 use crate::api::tool::Action;
 use crate::api::tool::render::{self, Viewer};
-use crate::api::types::{
-    self, ApiError, AttachParams, PendingRef, Request, RequestId, Time, WaitSecs,
-};
+use crate::api::types::{self, ApiError, AttachParams, Request, RequestId, Time, WaitSecs};
 use crate::codec::text::truncate_chars;
 use crate::identity::device::DeviceId;
 use crate::identity::names;
@@ -24,7 +23,6 @@ use crate::mesh::node::{
     RoomView,
 };
 use crate::mesh::records::{self, AgentRecord, ConsentPolicy};
-use crate::mesh::wire::capability;
 use crate::mesh::wire::cose::CoseSign1;
 use crate::mesh::wire::room_path::{self, RoomPath};
 use crate::runtime::local_socket::ConnId;
@@ -109,7 +107,7 @@ fn behavior(timing: Option<types::Timing>) -> Option<records::StreamingBehavior>
     })
 }
 
-fn some_text(text: &str) -> Option<String> {
+pub(super) fn some_text(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
@@ -220,11 +218,11 @@ impl Owner {
                 self.answer(conn, &id, petnames);
             }
             Request::PetnameSet(params) => {
-                let set = self.petname_given(&params);
+                let set = self.petname_given(&params, conn);
                 self.answer(conn, &id, set);
             }
             Request::PetnameClear(params) => {
-                let cleared = self.petname_cleared(&params.device);
+                let cleared = self.petname_cleared(&params.device, conn);
                 self.answer(conn, &id, cleared);
             }
             Request::MachineName(params) => {
@@ -490,19 +488,25 @@ impl Owner {
                         "`terms` belong to a request for a capability",
                     ));
                 }
-                let target = DecisionTarget::Id(request.id.clone());
-                (Command::Accept(target), Reply::Answered(Box::new(request), true))
+                let command = match invited_to(&request) {
+                    Some(room) => Command::JoinRoom(room),
+                    None => Command::Accept(DecisionTarget::Id(request.id.clone())),
+                };
+                (command, Reply::Answered(Box::new(request), true))
             }
             Request::Reject(p) => {
                 let request = self.find_pending(p.which()?, &agent)?;
                 if request.kind == types::PendingKind::Capability {
                     return self.decide_capability(conn, id, request, Err(p.reason));
                 }
-                let target = DecisionTarget::Id(request.id.clone());
-                (
-                    Command::Reject { target, reason: p.reason },
-                    Reply::Answered(Box::new(request), false),
-                )
+                let command = match invited_to(&request) {
+                    Some(room) => Command::LeaveRoom { room, reason: p.reason },
+                    None => {
+                        let target = DecisionTarget::Id(request.id.clone());
+                        Command::Reject { target, reason: p.reason }
+                    }
+                };
+                (command, Reply::Answered(Box::new(request), false))
             }
             Request::Inbox(p) => {
                 let max = p.max.map_or(types::DEFAULT_PAGE, types::PageSize::get);
@@ -523,8 +527,8 @@ impl Owner {
                 return Ok(());
             }
             Request::EventsGiven(p) => {
-                let through = self.given(&agent, p.seq);
-                self.answer(conn, id, Ok(types::Given { through }));
+                let given = self.given(&agent, p.seq);
+                self.answer(conn, id, Ok(given));
                 return Ok(());
             }
             Request::EventsLost(p) => {
@@ -823,8 +827,8 @@ impl Owner {
         });
     }
 
-    /// Why another agent would not fit, if it would not: it needs a listener, its files for a
-    /// moment, and up to three sessions with each peer (decision 24).
+    /// Why another agent would not fit beside those that are coming, if it would not: it needs a
+    /// listener, its files for a moment, and up to three sessions with each peer (decision 24).
     pub(super) fn no_descriptors(&self) -> Option<ApiError> {
         /// Listener, identity files and what the process needs besides.
         const OWN: u64 = 8;
@@ -832,7 +836,8 @@ impl Owner {
         let open = sys::open_descriptors()?;
         let limit = sys::descriptor_limit().soft;
         let needs = OWN + SESSIONS_PER_PEER * self.node.peer_count() as u64;
-        (open + needs > limit).then(|| {
+        let coming = needs * self.opening_slots.len() as u64;
+        (open + coming + needs > limit).then(|| {
             ApiError::new(
                 "limit_descriptors",
                 format!("{open} of {limit} descriptors are open, and an agent needs {needs} more"),
@@ -941,24 +946,36 @@ impl Owner {
     }
 
     pub(super) fn find_agent(&self, text: &str, viewer: &DeviceId) -> Result<DeviceId, ApiError> {
+        self.find_among(text, viewer, &[])
+    }
+
+    /// The agent that is meant by an id, the beginning of one, or a name: of those that the viewer
+    /// sees listed, and `others`, with their own names.
+    pub(super) fn find_among(
+        &self,
+        text: &str,
+        viewer: &DeviceId,
+        others: &[(DeviceId, String)],
+    ) -> Result<DeviceId, ApiError> {
         if let Some(id) = DeviceId::parse(text) {
             return Ok(id);
         }
         let now = self.now();
         let petnames = self.petnames();
-        let named = |wanted: &dyn Fn(&DeviceId, &str) -> bool| -> Vec<DeviceId> {
-            let listed = self.node.listed(Some(viewer));
-            listed.filter(|(id, name)| wanted(id, name)).map(|(id, _)| id).collect()
+        let named = |wanted: &dyn Fn(&DeviceId, &str) -> bool| -> BTreeSet<DeviceId> {
+            let others = others.iter().map(|(id, name)| (*id, name.as_str()));
+            let known = self.node.listed(Some(viewer)).chain(others);
+            known.filter(|(id, name)| wanted(id, name)).map(|(id, _)| id).collect()
         };
         let by_petname =
             named(&|id, _| petnames.as_ref().and_then(|names| names.get(id)) == Some(text));
         let hex = text.len() >= MIN_PREFIX && text.bytes().all(|b| b.is_ascii_hexdigit());
         let prefix = text.to_ascii_lowercase();
         let by_prefix =
-            if hex { named(&|id, _| id.hex().starts_with(&prefix)) } else { Vec::new() };
+            if hex { named(&|id, _| id.hex().starts_with(&prefix)) } else { BTreeSet::new() };
         let by_name = named(&|_, name| name == text);
         // Who is here goes before who was: a restarted agent with a new id keeps its name.
-        let here: Vec<DeviceId> = by_name
+        let here: BTreeSet<DeviceId> = by_name
             .iter()
             .copied()
             .filter(|id| {
@@ -967,15 +984,15 @@ impl Owner {
             })
             .collect();
         for found in [by_petname, by_prefix, here, by_name] {
-            match found.as_slice() {
-                [] => {}
-                [one] => return Ok(*one),
-                many => {
+            match (found.first(), found.len()) {
+                (None, _) => {}
+                (Some(one), 1) => return Ok(*one),
+                (_, many) => {
                     let list: Vec<String> =
-                        many.iter().take(MAX_CANDIDATES).map(DeviceId::hex).collect();
+                        found.iter().take(MAX_CANDIDATES).map(DeviceId::hex).collect();
                     return Err(ApiError::new(
                         "ambiguous_agent",
-                        format!("{} agents are meant by {text:?}: {}", many.len(), list.join(", ")),
+                        format!("{many} agents are meant by {text:?}: {}", list.join(", ")),
                         "give the full id",
                     ));
                 }
@@ -990,7 +1007,7 @@ impl Owner {
 
     /// The room that an agent means. Of several, one that it is in: a stranger can give its own
     /// room any name.
-    fn find_room(&self, text: &str, viewer: &DeviceId) -> Result<RoomPath, ApiError> {
+    pub(super) fn find_room(&self, text: &str, viewer: &DeviceId) -> Result<RoomPath, ApiError> {
         self.room_called(text, viewer, true)
     }
 
@@ -1011,12 +1028,15 @@ impl Owner {
         // Rooms are listed by what their names were made into.
         let slug = room_path::slug(text);
         // A conversation has a path and no name, and is nobody's room by none.
-        let is_meant =
-            |name: &str| !name.is_empty() && (name == text || Some(name) == slug.as_deref());
+        let spells = |name: &str| name == text || Some(name) == slug.as_deref();
+        // A secret room's path has a mark before the name, and is what lists show.
+        let is_meant = |name: &str, path: &RoomPath| {
+            !name.is_empty() && (spells(name) || spells(path.local_name()))
+        };
         let (mut joined, mut others) = (Vec::new(), Vec::new());
         for view in self.node.rooms(Some(viewer)) {
             if let Ok(path) = RoomPath::parse(&view.record.id)
-                && is_meant(&view.record.name)
+                && is_meant(&view.record.name, &path)
             {
                 let list = if prefer_joined && view.joined { &mut joined } else { &mut others };
                 list.push(path);
@@ -1025,7 +1045,7 @@ impl Owner {
         // Rooms it was invited to are known by their tokens alone.
         for path in self.node.token_paths(viewer) {
             let known = joined.contains(&path) || others.contains(&path);
-            if is_meant(path.local_name().trim_start_matches('_')) && !known {
+            if is_meant(path.local_name().trim_start_matches('_'), &path) && !known {
                 others.push(path);
             }
         }
@@ -1049,56 +1069,7 @@ impl Owner {
         }
     }
 
-    fn find_pending(
-        &self,
-        which: PendingRef<'_>,
-        agent: &DeviceId,
-    ) -> Result<types::PendingRequest, ApiError> {
-        let requests = self.pending(Some(agent));
-        let found = match which {
-            PendingRef::Id(id) => by_id(requests, id),
-            PendingRef::Asked { room, requester } => {
-                let requester = self.find_agent(requester, agent)?.hex();
-                let path = self.find_room(room, agent).map(|path| path.to_string()).ok();
-                requests.into_iter().find(|request| {
-                    request.requester == requester
-                        && (request.room == path || request.room.as_deref() == Some(room))
-                })
-            }
-        };
-        found.ok_or_else(not_pending)
-    }
-
     // --- views ------------------------------------------------------------------------------------------
-
-    pub(super) fn pending(&self, agent: Option<&DeviceId>) -> Vec<types::PendingRequest> {
-        let pending = match agent {
-            Some(agent) => self.node.pending(agent),
-            None => self.node.pending_for_anybody(),
-        };
-        pending
-            .into_iter()
-            .map(|view| types::PendingRequest {
-                id: view.id,
-                kind: match view.kind {
-                    "dm" => types::PendingKind::Dm,
-                    "room" => types::PendingKind::Room,
-                    "capability" => types::PendingKind::Capability,
-                    _ => types::PendingKind::Mesh,
-                },
-                room: view.room,
-                capability: view.share.as_ref().map(|(_, write)| {
-                    let verb =
-                        if *write { capability::VAULT_WRITE } else { capability::VAULT_READ };
-                    verb.to_owned()
-                }),
-                share: view.share.map(|(name, _)| name),
-                requester: view.requester.hex(),
-                requester_name: some_text(&view.requester_name),
-                at: Time(view.at),
-            })
-            .collect()
-    }
 
     fn whoami(&self, agent: &DeviceId) -> Result<types::Whoami, ApiError> {
         let record: &AgentRecord = self
@@ -1368,24 +1339,6 @@ fn page(all: Vec<types::RoomMessage>, since: Option<u64>, limit: usize) -> types
             types::History { messages: newest, more: false }
         }
     }
-}
-
-/// The request of this id. A machine's request is also known by the machine, as its event names it.
-pub(super) fn by_id(
-    requests: Vec<types::PendingRequest>,
-    id: &str,
-) -> Option<types::PendingRequest> {
-    requests.into_iter().find(|request| {
-        request.id == id || (request.kind == types::PendingKind::Mesh && request.requester == id)
-    })
-}
-
-pub(super) fn not_pending() -> ApiError {
-    ApiError::new(
-        "not_pending",
-        "nothing like that waits for this agent",
-        todo("not_pending").unwrap_or_default(),
-    )
 }
 
 /// A host as it can be looked up.

@@ -13,7 +13,8 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::owner::{Owner, Reply};
-use super::requests::{by_id, not_pending, todo, wait_ms};
+use super::pending::not_pending;
+use super::requests::{todo, wait_ms};
 use crate::api::types::{
     self, ApiError, GrantTerms, PendingRef, PermissionStatus, Request, RequestId, Time,
     VaultAnswer, VaultCallParams, VaultDelegateParams, VaultGrant, VaultMode, VaultPermission,
@@ -366,6 +367,7 @@ fn refusal(code: String, message: String) -> ApiError {
     let message = match (message.is_empty(), code.as_str()) {
         (false, "denied") => format!("the owner said no: {message}"),
         (true, "denied") => "the owner said no".to_owned(),
+        (true, "not_connected") => "there is no connection to the other side".to_owned(),
         (true, _) => format!("the other side refused ({code})"),
         (false, _) => message,
     };
@@ -541,7 +543,7 @@ impl Owner {
             _ => return Ok(()),
         };
         let PendingRef::Id(wanted) = which else { return Err(not_pending()) };
-        let found = by_id(self.pending(None), wanted).ok_or_else(not_pending)?;
+        let found = self.pending_named(wanted, None)?;
         if found.kind == types::PendingKind::Mesh {
             let (ask, accepted) = (found.id.clone(), decision.is_ok());
             let decision = decision.map(|_| ());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::process::{Child, Command};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Options;
 use crate::api::client::{Client, Notification, Notifications};
@@ -36,6 +36,12 @@ pub struct Start {
     pub args: Vec<OsString>,
 }
 
+/// An event, and when it came.
+pub struct Come {
+    pub event: Event,
+    pub at: Instant,
+}
+
 /// The agent as it is attached at present.
 #[derive(Clone)]
 pub struct Connected {
@@ -55,11 +61,11 @@ pub struct Link {
     problem: Mutex<Option<ApiError>>,
     /// Something has come into the mailbox.
     news: Notify,
-    push: mpsc::Sender<Event>,
+    push: mpsc::Sender<Come>,
 }
 
 impl Link {
-    pub fn new(options: Options, cwd: String, push: mpsc::Sender<Event>) -> Self {
+    pub fn new(options: Options, cwd: String, push: mpsc::Sender<Come>) -> Self {
         Self {
             options,
             cwd,
@@ -84,7 +90,7 @@ impl Link {
     /// Keeps the connection until the task is ended.
     pub async fn keep(&self) {
         let mut pause = RETRY_FIRST;
-        let mut started: Option<(tokio::time::Instant, Child)> = None;
+        let mut started: Option<(Instant, Child)> = None;
         loop {
             match self.connect().await {
                 Ok((connected, notifications)) => {
@@ -103,7 +109,7 @@ impl Link {
                             started.as_ref().is_none_or(|(at, _)| at.elapsed() >= START_EVERY);
                         if due {
                             match start_daemon(start) {
-                                Ok(child) => started = Some((tokio::time::Instant::now(), child)),
+                                Ok(child) => started = Some((Instant::now(), child)),
                                 Err(error) => {
                                     problem.message = format!(
                                         "{}; it could not be started: {error}",
@@ -157,7 +163,7 @@ impl Link {
             if let Notification::Event(event) = notification {
                 self.news.notify_waiters();
                 // Full: the harness does not take its pushes; the event is in the mailbox.
-                let _ = self.push.try_send(event);
+                let _ = self.push.try_send(Come { event, at: Instant::now() });
             }
         }
     }

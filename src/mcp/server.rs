@@ -15,17 +15,17 @@ use rmcp::service::{NotificationContext, Peer, RequestContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Mutex, mpsc};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::acp;
 use super::given::{Read, SharedGiven};
-use super::link::{Connected, Link};
+use super::link::{Come, Connected, Link};
 use super::vault;
 use crate::api::tool::feed::{self, Batch, Feed, MAX_BATCH, Urgency, WAIT};
 use crate::api::tool::{self, ToolResult, render};
 use crate::api::types::{
-    ActionParams, ApiError, Attached, Event, EventsAckParams, EventsGivenParams, EventsLostParams,
+    ActionParams, ApiError, Attached, EventsAckParams, EventsGivenParams, EventsLostParams, Given,
     InboxParams, Label, PROGRAM_VERSION, PageSize, RoomHistoryParams, RoomsParams,
 };
 use crate::codec::text::{escape_json, escape_untrusted};
@@ -35,6 +35,9 @@ const CLAUDE_CODE: &str = "claude-code";
 /// Its capability and notification (`surfaces.md` 3).
 const CHANNEL: &str = "claude/channel";
 const CHANNEL_NOTIFICATION: &str = "notifications/claude/channel";
+/// How long what has come is left to the session's hooks: they bring it with the next tool, at the end
+/// of the turn, or wake the idle session, and say that they did.
+const HOOKS_FIRST: Duration = Duration::from_secs(60);
 /// How long it waits when nobody says. Clients give a call 60 s as a rule.
 const WAIT_SECS: u64 = 25;
 /// How long it waits at most.
@@ -63,7 +66,7 @@ pub(super) struct Server {
     /// The client can say nothing more: nobody waits.
     ended: CancellationToken,
     /// Events to push, until the session is there to push them to.
-    pushed: SyncMutex<Option<mpsc::Receiver<Event>>>,
+    pushed: SyncMutex<Option<mpsc::Receiver<Come>>>,
 }
 
 /// How far the model has been shown its mailbox.
@@ -81,7 +84,7 @@ impl Server {
         link: Arc<Link>,
         harness: Label,
         acp: bool,
-        pushed: mpsc::Receiver<Event>,
+        pushed: mpsc::Receiver<Come>,
         given: Arc<SharedGiven>,
         ended: CancellationToken,
     ) -> Self {
@@ -510,17 +513,32 @@ impl ServerHandler for Server {
             return;
         }
         if let Some(pushed) = self.pushed.lock().take() {
-            tokio::spawn(push(context.peer, pushed));
+            tokio::spawn(push(context.peer, pushed, Arc::clone(&self.link)));
         }
     }
 }
 
+/// Whether the model has been given an event by another way, or hooks give it within their time.
+async fn is_brought<F: Future<Output = Option<Given>>>(
+    given: impl Fn() -> F,
+    seq: u64,
+    came: Instant,
+) -> bool {
+    let Some(now) = given().await else { return false };
+    if now.through >= seq || now.hooks != Some(true) {
+        return now.through >= seq;
+    }
+    sleep_until(came + HOOKS_FIRST).await;
+    given().await.is_some_and(|given| given.through >= seq)
+}
+
 /// Shows a Claude Code session what concerns it at once. The harness tells nobody whether it did:
-/// each event stays in the mailbox until it has come with an answer.
-async fn push(peer: Peer<RoleServer>, mut pushed: mpsc::Receiver<Event>) {
-    while let Some(event) = pushed.recv().await {
+/// each event stays in the mailbox until it has come with an answer or a hook.
+async fn push(peer: Peer<RoleServer>, mut pushed: mpsc::Receiver<Come>, link: Arc<Link>) {
+    while let Some(Come { event, at }) = pushed.recv().await {
         let urgency = feed::urgency(&event);
-        if urgency == Urgency::Info {
+        let given = || async { link.call(EventsGivenParams { seq: 0 }).await.ok() };
+        if urgency == Urgency::Info || is_brought(given, event.seq, at).await {
             continue;
         }
         let params = json!({
@@ -535,5 +553,35 @@ async fn push(peer: Peer<RoleServer>, mut pushed: mpsc::Receiver<Event>) {
         {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn hooks_have_their_time_and_nothing_else_is_waited_for() {
+        let came = Instant::now();
+        let asked = Cell::new(0);
+        let told = async |hooks, first: u64, then: u64| {
+            asked.set(0);
+            let given = || async {
+                asked.set(asked.get() + 1);
+                Some(Given { through: if asked.get() == 1 { first } else { then }, hooks })
+            };
+            is_brought(given, 7, came).await
+        };
+        assert!(!told(None, 6, 9).await && !told(Some(false), 6, 9).await, "without hooks");
+        assert!(told(Some(true), 7, 0).await && told(Some(false), 7, 0).await, "it has been given");
+        assert!(!is_brought(async || None, 7, came).await, "nobody knows");
+        assert_eq!(Instant::now(), came, "at once");
+        assert!(told(Some(true), 6, 7).await, "by a hook");
+        assert_eq!(came.elapsed(), HOOKS_FIRST);
+        assert!(!told(Some(true), 6, 6).await, "not by a hook");
+        // One that came at the same time has waited as long.
+        assert_eq!(came.elapsed(), HOOKS_FIRST);
     }
 }

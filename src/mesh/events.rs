@@ -167,16 +167,17 @@ pub enum DeliveryEvent {
         /// Who asks.
         requester_id: DeviceId,
     },
-    /// Ours, never on the wire: how a join ended that the owner took time to decide.
+    /// Ours, never on the wire: how a join ended that the owner took time to decide; or that an agent
+    /// is in a room by another name, or in another room, without its own doing.
     JoinOutcome {
         /// Room path.
         room: String,
         /// Let in or not.
         accepted: bool,
-        /// Why not.
+        /// Why not, or why without its doing (`moved`, `renamed`).
         #[serde(default, skip_serializing_if = "String::is_empty")]
         code: String,
-        /// The owner's words.
+        /// The owner's words, or what has changed.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         reason: String,
     },

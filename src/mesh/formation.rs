@@ -198,6 +198,15 @@ impl Formation {
             .is_some_and(|peer| peer.by_itself || peer.dials.values().any(|dial| dial.open))
     }
 
+    /// Whether a device of ours has yet to try to reach a peer of this machine, or is at its first try.
+    #[must_use]
+    pub fn is_first_dial(&self, local: &DeviceId, id: &DeviceId) -> bool {
+        let first = |dial: &DialState| dial.in_flight && dial.failures == 0;
+        self.peers
+            .get(id)
+            .is_some_and(|peer| peer.network.is_none() && peer.dials.get(local).is_none_or(first))
+    }
+
     /// Takes a peer out.
     pub fn forget(&mut self, id: &DeviceId) {
         if let Some(peer) = self.peers.remove(id) {

@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 
 use crate::bench::soon;
 use crate::daemon::{Daemon, Ports};
-use crate::mcp::{Harness, friends};
+use crate::mcp::{Harness, friends, friends_in};
 
 /// A hook of this process, which is the harness of every session it starts.
 async fn started(home: &Path, harness: &str, args: &[&str], input: &str) -> Child {
@@ -114,6 +114,29 @@ async fn a_hook_brings_what_came_once_and_tools_do_not_bring_it_again() {
     assert_eq!(client.call(inner).await.unwrap().agent, None);
     let untold = HookTakeParams { processes: Vec::new(), session, ..take("codex") };
     assert_eq!(client.call(untold).await.unwrap().events.len(), 1);
+}
+
+#[tokio::test]
+async fn what_hooks_bring_is_no_notification_beside() {
+    const CLAUDE: &str = "claude-code";
+    let daemon = Daemon::start(Ports::free()).await;
+    let home = daemon.home.path();
+    let (mut ann, mut bob) = friends_in(&daemon, CLAUDE).await;
+    let told = |ann: &Harness, text: &str| ann.pushed.iter().any(|m| m.to_string().contains(text));
+    // Before a hook has run there may be none.
+    dm(&mut bob, "ann", "by both", None).await;
+    while !told(&ann, "by both") {
+        ann.action(json!({"action": "whoami"})).await;
+    }
+    said(home, CLAUDE, "UserPromptSubmit").await;
+    for text in ["first", "second"] {
+        dm(&mut bob, "ann", text, None).await;
+        let brought = said(home, CLAUDE, "PostToolUse").await.unwrap();
+        assert!(brought["reason"].as_str().unwrap().ends_with(text), "{brought}");
+        let answer = ann.action(json!({"action": "list_rooms"})).await;
+        assert!(!answer.contains(text), "{answer}");
+        assert!(!told(&ann, text), "{:?}", ann.pushed);
+    }
 }
 
 fn take(harness: &str) -> HookTakeParams {

@@ -5,6 +5,7 @@
 
 mod acp;
 mod acp_mesh;
+mod asking;
 mod bench;
 mod cli;
 mod codes;
@@ -24,6 +25,7 @@ mod mcp;
 mod mesh;
 mod namespaces;
 mod pi;
+mod presence;
 mod setup;
 mod signals;
 mod transport;

@@ -188,8 +188,13 @@ impl Harness {
 
 /// Two sessions of two harnesses in one directory, whose agents may talk.
 pub async fn friends(daemon: &Daemon) -> (Harness, Harness) {
+    friends_in(daemon, "codex").await
+}
+
+/// The same, the first of them in this harness.
+pub async fn friends_in(daemon: &Daemon, harness: &str) -> (Harness, Harness) {
     let cwd = daemon.home.path().join("work");
-    let mut ann = Harness::start(daemon.home.path(), &cwd, "codex").await;
+    let mut ann = Harness::start(daemon.home.path(), &cwd, harness).await;
     let mut bob = Harness::start(daemon.home.path(), &cwd, "mcp").await;
     ann.action(json!({"action": "register", "name": "ann"})).await;
     bob.action(json!({"action": "register", "name": "bob"})).await;
@@ -647,6 +652,12 @@ async fn agents_of_one_directory_find_together_whoever_comes_and_goes() {
             agent.wait().await;
         }
         assert_eq!(agent.room().await, first);
+    }
+    // Those that were moved are told from where to where.
+    for agent in [&mut bob, &mut eve] {
+        let heard = agent.wait_for("you have left that room").await;
+        let told = format!("you are in {first}: those who were in {second} meet here now");
+        assert!(heard.contains(&told), "{heard}");
     }
     eve.action(json!({"action": "send", "room": "work", "content": "all here"})).await;
     ann.wait_for("│ all here").await;

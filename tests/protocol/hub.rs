@@ -98,16 +98,7 @@ impl World {
                 replies: BTreeMap::new(),
             });
             world.inputs.push_back((n, Input::Start));
-            let spec = AgentSpec {
-                name: (*name).into(),
-                harness: format!("harness-of-{name}"),
-                cwd: format!("/home/{name}"),
-                key: format!("/home/{name}"),
-                tokens: Vec::new(),
-                services: Vec::new(),
-                grants: Vec::new(),
-                ephemeral: false,
-            };
+            let spec = spec_of(name);
             let add = AddDevice { key: agent, data_port: 3, agent: Some(spec) };
             world.inputs.push_back((n, Input::AddDevice(Box::new(add))));
         }
@@ -309,9 +300,43 @@ impl World {
     }
 }
 
+fn spec_of(name: &str) -> AgentSpec {
+    AgentSpec {
+        name: name.into(),
+        harness: format!("harness-of-{name}"),
+        cwd: format!("/home/{name}"),
+        key: format!("/home/{name}"),
+        tokens: Vec::new(),
+        services: Vec::new(),
+        grants: Vec::new(),
+        ephemeral: false,
+        resumed: false,
+    }
+}
+
 fn is_hello(bytes: &[u8]) -> bool {
     let Ok(Frame::RelayData { payload, .. }) = Frame::decode(bytes) else { return false };
     matches!(Frame::decode(&payload), Ok(Frame::SecureHello(_)))
+}
+
+#[test]
+fn an_agent_that_has_just_come_is_heard_at_once() {
+    let mut world = World::befriended();
+    let fresh = key(90);
+    let devices = BTreeSet::from([world.machines[0].agent, fresh.id()]);
+    world.give(1, Input::Trusted(TrustList { devices, ..TrustList::default() }));
+    world.run(100);
+    let spec = spec_of("fresh");
+    let (agent, to) = (fresh.id(), world.machines[1].agent);
+    let add = AddDevice { key: fresh, data_port: 4, agent: Some(spec) };
+    world.give(0, Input::AddDevice(Box::new(add)));
+    let op = OpId(world.id());
+    let text = "may I, too".to_owned();
+    let command = Command::Dm { to, text, reply_to: None, behavior: None, wait_ms: 0 };
+    world.give(0, Input::Command { op, agent, command });
+    world.run(1_000);
+    let asking = world.machines[1].node.pending(&to);
+    assert_eq!(asking.iter().map(|asked| asked.requester).collect::<Vec<_>>(), [agent]);
 }
 
 #[test]

@@ -139,6 +139,7 @@ impl Replay {
             cwd: text(about, "cwd").to_owned(),
             key: text(about, "cwd").to_owned(),
             ephemeral: false,
+            resumed: false,
             tokens: Vec::new(),
             services: Vec::new(),
             grants: Vec::new(),

@@ -292,7 +292,10 @@ fn line(event: &Event) -> String {
         ),
         "join_outcome" => {
             if event.body.get("accepted").and_then(Value::as_bool) == Some(true) {
-                format!("· you are in {}", get("room"))
+                match get("reason") {
+                    reason if reason.is_empty() => format!("· you are in {}", get("room")),
+                    reason => format!("· you are in {}: {reason}", get("room")),
+                }
             } else {
                 format!(
                     "· you were not let into {} ({}) {}",

@@ -128,9 +128,17 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
             ))
         }
         Action::Whoami(_) => done(whoami(&typed(value)?)),
-        Action::CreateRoom(_) => {
+        Action::CreateRoom(a) => {
             let room: Room = typed(value)?;
-            done(format!("Created {} room {} ({})", room.r#type, quoted(&room.name), room.path))
+            let mut text =
+                format!("Created {} room {} ({})", room.r#type, quoted(&room.name), room.path);
+            if room.name != a.room {
+                let asked = quoted(&a.room);
+                text.push_str(&format!(
+                    "; that is what {asked} became, as names of rooms are made"
+                ));
+            }
+            done(text)
         }
         Action::ListRooms(_) => done(rooms(typed(value)?)),
         Action::JoinRoom(_) => {
@@ -314,7 +322,8 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
         | Action::CapabilityAccept(_)
         | Action::CapabilityReject(_) => done(answered(&typed(value)?)),
         Action::RoomPending(_) => {
-            let asks = |kind| matches!(kind, PendingKind::Room | PendingKind::Dm);
+            let asks =
+                |kind| matches!(kind, PendingKind::Room | PendingKind::Dm | PendingKind::Invite);
             done(pending(typed(value)?, asks, "nobody waits for you"))
         }
         Action::CapabilityPending(_) => {
@@ -581,6 +590,11 @@ fn pending(list: PendingList, choose: impl Fn(PendingKind) -> bool, none: &str) 
                 Some(name) => format!(" {}", quoted(name)),
                 None => String::new(),
             };
+            let since = String::from(request.at);
+            if let (PendingKind::Invite, Some(room)) = (request.kind, &request.room) {
+                let room = escape_untrusted(room);
+                return format!("{}{name} invites you to {room}, since {since}", request.requester);
+            }
             let what = match (request.kind, &request.room) {
                 (PendingKind::Dm, Some(room)) => {
                     format!("to write to you: {}", escape_untrusted(room))
@@ -596,14 +610,10 @@ fn pending(list: PendingList, choose: impl Fn(PendingKind) -> bool, none: &str) 
             };
             // Rooms are answered by path and requester, all else by the request's id.
             let id = match request.kind {
-                PendingKind::Room | PendingKind::Dm => String::new(),
+                PendingKind::Room | PendingKind::Dm | PendingKind::Invite => String::new(),
                 PendingKind::Capability | PendingKind::Mesh => format!("{}  ", request.id),
             };
-            format!(
-                "{id}{}{name} asks {what}, since {}",
-                request.requester,
-                String::from(request.at)
-            )
+            format!("{id}{}{name} asks {what}, since {since}", request.requester)
         })
         .collect();
     cut("Waiting for your answer:", rows, none, "wait")

@@ -174,7 +174,8 @@ impl Node {
         let agents = self.fronted();
         let with_route = agents.iter().find(|agent| self.route(agent, to).is_some());
         let by_channel = || agents.first().filter(|_| self.relay_for(to).is_some());
-        with_route.or_else(by_channel).copied()
+        let soon = || self.is_expected(&self.daemon, to).then_some(self.daemon);
+        with_route.or_else(by_channel).copied().or_else(soon)
     }
 }
 

@@ -40,6 +40,13 @@ pub enum Command {
         /// What the owner is told.
         reason: Option<String>,
     },
+    /// Leave a room whose agents meet in another one now; the agent, which did not ask for it, is told.
+    MoveFromRoom {
+        /// Which.
+        room: RoomPath,
+        /// Where it is already.
+        to: RoomPath,
+    },
     /// End a room of one's own.
     DestroyRoom(RoomPath),
     /// Invite an agent to a room of one's own.
@@ -312,7 +319,10 @@ impl Node {
             }
             Command::JoinRoom(path) => return self.join_room(agent, path, op, now),
             Command::LeaveRoom { room, reason } => {
-                return self.leave_room(agent, room, reason, op, now);
+                return self.leave_room(agent, room, reason, None, op, now);
+            }
+            Command::MoveFromRoom { room, to } => {
+                return self.leave_room(agent, room, None, Some(to), op, now);
             }
             Command::DestroyRoom(path) => self.destroy_room(agent, &path, now),
             Command::Invite { room, agent: invitee } => {
@@ -421,6 +431,9 @@ impl Node {
         let Some(before) = self.record(&agent).cloned() else {
             return Err(CommandError::new("not_attached", "this agent is not in service"));
         };
+        if let (Some(held), Some(status)) = (self.agent_mut(&agent), status) {
+            held.presence = status;
+        }
         if let Some(record) = self.touch_own_record(&agent) {
             if let Some(name) = &name {
                 record.name.clone_from(name);

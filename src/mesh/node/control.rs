@@ -34,6 +34,9 @@ const MAX_NAME_CHARS: usize = 64;
 /// Characters of a fingerprint: SHA-256 as hex pairs with colons has 95.
 const MAX_FINGERPRINT_CHARS: usize = 128;
 
+/// Bytes of a request's id, which people type.
+pub(super) const DECISION_ID_BYTES: usize = 4;
+
 /// What a device says of itself when it asks to be let in.
 #[derive(Default)]
 pub(super) struct ConnectionCard {
@@ -55,6 +58,7 @@ impl Node {
         if self.is_hosted(&id) {
             return;
         }
+        let mut presence = AgentStatus::Active;
         let agent = add.agent.map(|spec| {
             let parked = self.parked.remove(&id);
             // Whoever was hidden stays so, whatever ended its service.
@@ -64,6 +68,10 @@ impl Node {
             let mut agent = parked.unwrap_or_else(|| Agent::new(self.seq_floor()));
             agent.ephemeral = spec.ephemeral;
             agent.key = spec.key;
+            if !spec.resumed {
+                agent.presence = AgentStatus::Active;
+            }
+            presence = agent.presence;
             // The slot file is the truth about tokens: a Node bridge may have served the slot.
             agent.tokens = spec.tokens.into_iter().collect();
             agent.services = spec.services.into_iter().collect();
@@ -86,7 +94,7 @@ impl Node {
                 pid: i64::from(self.config.pid),
                 started_at: now.unix.iso(),
                 visibility,
-                status: AgentStatus::Active,
+                status: presence,
                 tags,
                 subscribed_rooms: subscribed,
             });
@@ -108,7 +116,7 @@ impl Node {
         self.announce_device(id, now);
         self.device_returned_to_role(&id, now);
         self.agent_returned(id, now);
-        self.show_status(id, AgentStatus::Active, now);
+        self.show_status(id, presence, now);
         // Machines that already wait are any agent's to decide on, also one that comes later.
         let waiting: Vec<DeliveryEvent> =
             self.mesh_decisions.values().filter_map(|decision| decision.event.clone()).collect();
@@ -137,6 +145,7 @@ impl Node {
         for request in internal {
             self.answer(AnswerTo::Internal(request), Outcome::NotConnected, now);
         }
+        self.end_ways_of(id);
         self.settle(now);
         self.formation.forget_local(&id);
         let dials: Vec<_> = self
@@ -240,7 +249,7 @@ impl Node {
     }
 
     pub(super) fn decision_id(&mut self) -> String {
-        data_encoding::HEXLOWER.encode(&self.random::<4>())
+        data_encoding::HEXLOWER.encode(&self.random::<DECISION_ID_BYTES>())
     }
 
     pub(super) fn release_waiter(&mut self, to: AnswerTo) {
@@ -346,7 +355,7 @@ impl Node {
             }
             self.broadcast_room(agent, path, now);
         } else {
-            self.open(agent, path);
+            self.open(agent, path, now);
         }
     }
 

@@ -177,6 +177,7 @@ impl Node {
             return;
         };
         self.open_send(agent, op, &id, &[recipient], now);
+        self.open(agent, &path, now);
         let entry = self.entry(agent, path.clone(), params, Some(id), now);
         if self.has_good_token(agent, &path, now) {
             self.record_dm(agent, recipient, &entry);
@@ -186,7 +187,6 @@ impl Node {
         if let Some(Op::Send { reply_by, .. }) = self.ops.get_mut(&op) {
             *reply_by = now.mono + CONSENT_PATIENCE_MS.max(wait_ms);
         }
-        self.open(agent, &path);
         let mut entry = entry;
         self.keep_queued(agent, recipient, &mut entry, true);
         let Some(held) = self.agent_mut(&agent) else { return };
@@ -202,10 +202,16 @@ impl Node {
         }
     }
 
-    /// The other side of a conversation need not ask our agent any more.
-    pub(super) fn open(&mut self, agent: DeviceId, path: &RoomPath) {
+    /// The other side of a conversation need not ask our agent any more; if it does just now, the
+    /// answer is yes.
+    pub(super) fn open(&mut self, agent: DeviceId, path: &RoomPath, now: Now) {
         if self.agent_mut(&agent).is_some_and(|held| held.opened.insert(path.clone())) {
             self.keep(Record::Opened { agent, path: path.to_string() });
+        }
+        let Some(other) = path.other_participant(&agent) else { return };
+        let waiters = self.take_question(agent, path, &other);
+        if !waiters.is_empty() {
+            self.admit(agent, other, path, waiters, None, now);
         }
     }
 

@@ -35,6 +35,9 @@ const READERS_EVERY_MS: u64 = 5_000;
 /// How long messages of an agent that has not come back after a restart wait for it before they
 /// are sent without it.
 const LEAVE_AFTER_MS: u64 = 60_000;
+/// Agents that nothing waits for and that are in no room, and that come back into service all the
+/// same: a script may have made a new one with every run.
+const MAX_IDLE_RESTORED: usize = 256;
 
 /// What is stored, and what waits for it.
 #[derive(Default)]
@@ -119,7 +122,7 @@ pub struct RecoverError {
     pub what: &'static str,
 }
 
-/// An agent that has something to come back into service for.
+/// An agent that can come back into service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restorable {
     /// Who.
@@ -411,7 +414,9 @@ impl Node {
 
     fn agent_record(&self, agent: &DeviceId) -> Option<Record> {
         let held = self.kept_agent(agent)?;
-        let record = cbor::to_value(self.record(agent)?).ok()?.encode();
+        // Away while its daemon is: what it said of itself is what it comes back with.
+        let record = AgentRecord { status: held.presence, ..self.record(agent)?.clone() };
+        let record = cbor::to_value(&record).ok()?.encode();
         (!held.ephemeral).then(|| Record::Agent { agent: *agent, key: held.key.clone(), record })
     }
 
@@ -577,9 +582,10 @@ impl Node {
                     let mut record: AgentRecord = read(&record, "agent")?;
                     // Above everything announced before, stored or not (decision 6).
                     record.version = self.version_floor().max(record.version) + 1;
-                    record.status = AgentStatus::Offline;
+                    let presence = std::mem::replace(&mut record.status, AgentStatus::Offline);
                     self.replica.put_own_agent(record);
-                    agents.entry(agent).or_default().key = key;
+                    let stored = agents.entry(agent).or_default();
+                    (stored.key, stored.presence) = (key, Some(presence));
                     self.durable.agents.insert(agent);
                 }
                 Record::Acknowledged { agent, seq } => {
@@ -705,32 +711,36 @@ impl Node {
         self.durable.runs.saturating_mul(RESTORED_VERSION_STEP).min(MAX_VERSION / 2)
     }
 
-    /// Agents out of service that something waits for or that are in a room.
+    /// Agents of a harness that are out of service: those first that something waits for or that
+    /// are in a room, then the others, the last begun first.
     #[must_use]
-    pub fn restorable(&self) -> Vec<Restorable> {
-        self.parked
-            .iter()
-            .filter(|(id, held)| {
-                !held.mailbox.is_empty()
-                    || held.outgoing.iter().next().is_some()
-                    || !held.consents.is_empty()
-                    || !held.decisions.is_empty()
-                    || !held.asked.is_empty()
-                    || self
-                        .replica
-                        .rooms()
-                        .any(|(_, room)| room.is_member(id) || room.owner == **id)
-            })
-            .filter_map(|(id, held)| {
-                let record = self.record(id)?;
-                Some(Restorable {
-                    agent: *id,
-                    harness: record.harness.clone(),
-                    key: held.key.clone(),
-                    cwd: record.cwd.clone(),
-                })
-            })
-            .collect()
+    pub fn restorable(&self, harness: &str) -> Vec<Restorable> {
+        let of_harness = self.parked.iter().filter_map(|(id, held)| {
+            let record = self.record(id).filter(|record| record.harness == harness)?;
+            Some((held, record))
+        });
+        let (wanted, mut idle): (Vec<_>, Vec<_>) =
+            of_harness.partition(|(held, record)| self.is_wanted(held, &record.id));
+        idle.sort_by(|(_, a), (_, b)| b.started_at.cmp(&a.started_at));
+        idle.truncate(MAX_IDLE_RESTORED);
+        let all = wanted.into_iter().chain(idle);
+        all.map(|(held, record)| Restorable {
+            agent: record.id,
+            harness: record.harness.clone(),
+            key: held.key.clone(),
+            cwd: record.cwd.clone(),
+        })
+        .collect()
+    }
+
+    /// Whether something waits for an agent, or it is in a room.
+    fn is_wanted(&self, held: &Agent, id: &DeviceId) -> bool {
+        !held.mailbox.is_empty()
+            || held.outgoing.iter().next().is_some()
+            || !held.consents.is_empty()
+            || !held.decisions.is_empty()
+            || !held.asked.is_empty()
+            || self.replica.rooms().any(|(_, room)| room.is_member(id) || room.owner == *id)
     }
 }
 
@@ -738,6 +748,7 @@ impl Node {
 #[derive(Default)]
 struct Stored {
     key: String,
+    presence: Option<AgentStatus>,
     acknowledged: u64,
     seen: Vec<(u64, (DeviceId, String))>,
     mail: Vec<(u64, UnixMillis, DeliveryEvent)>,
@@ -753,6 +764,11 @@ impl Stored {
     fn into_agent(self, floor: u64) -> Agent {
         let mut agent = Agent::new(floor);
         agent.key = self.key;
+        // Older stores hold that it was offline.
+        agent.presence = self
+            .presence
+            .filter(|presence| *presence != AgentStatus::Offline)
+            .unwrap_or(AgentStatus::Active);
         agent.mailbox = Mailbox::restored(floor, self.acknowledged, self.seen, self.mail);
         for (recipient, entry, asks) in self.outgoing {
             agent.outgoing.skip_to(entry.number);

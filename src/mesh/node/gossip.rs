@@ -335,7 +335,7 @@ impl Node {
     }
 
     /// Whether a device has a session on this machine: then nobody else tells us of it.
-    fn is_here(&self, device: &DeviceId) -> bool {
+    pub(super) fn is_here(&self, device: &DeviceId) -> bool {
         self.remotes.contains_key(device)
             && self.sessions.values().any(|s| s.remote == *device && s.is_machine_local())
     }

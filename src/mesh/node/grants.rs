@@ -121,7 +121,7 @@ impl Node {
             token: Some(token),
         };
         // What the other side may want of us is agreed to as well.
-        self.open(agent, &path);
+        self.open(agent, &path, now);
         self.ops.insert(op, Op::Plain { reply_by: now.mono + REQUEST_TIMEOUT_MS + 1_000 });
         let purpose = Purpose::Join { agent, path, op: Some(op) };
         self.request(agent, to, request, purpose, Some(now.mono + REQUEST_TIMEOUT_MS));

@@ -209,9 +209,25 @@ impl Node {
 
     /// What the hub hears: of each agent but ghosts, and of a hidden one only that it is there.
     pub(super) fn send_hub_adverts(&mut self, id: SessionId, now: Now) {
+        self.tell_hub_of(id, self.fronted(), now);
+    }
+
+    /// An agent that has just come into service has something to say before the next round: the hub
+    /// pairs only whom it has heard of.
+    pub(super) fn introduce_to_hub(&mut self, id: SessionId, agent: DeviceId, now: Now) {
+        let heard = self.devices.get(&agent).is_none_or(|device| device.told_hub == Some(id));
+        if !heard && self.fronted().contains(&agent) {
+            self.tell_hub_of(id, vec![agent], now);
+        }
+    }
+
+    fn tell_hub_of(&mut self, id: SessionId, agents: Vec<DeviceId>, now: Now) {
         let known = self.config.hub.as_ref().is_some_and(|hub| hub.names);
         let mut adverts = Vec::new();
-        for agent in self.fronted() {
+        for agent in agents {
+            if let Some(device) = self.devices.get_mut(&agent) {
+                device.told_hub = Some(id);
+            }
             let visible = self.record(&agent).is_some_and(|r| r.visibility == Visibility::Visible);
             let detail = match (visible, known) {
                 (false, _) => Detail::Plain,

@@ -284,9 +284,7 @@ impl Node {
         let route = self.route(&local, &remote).or_else(|| self.open_channel(local, remote, now));
         match route {
             Some(session) => self.request_on(session, request, purpose, deadline),
-            None => {
-                self.deferred.push_back((purpose, local, remote, None, Outcome::NotConnected));
-            }
+            None => self.await_way(local, remote, request, purpose, deadline, now),
         }
     }
 
@@ -523,6 +521,9 @@ impl Node {
     // --- time -----------------------------------------------------------------------------------
 
     pub(super) fn upkeep(&mut self, now: Now) {
+        if !self.awaiting.is_empty() {
+            self.give_up_ways(now);
+        }
         if self.election.deadline().is_some_and(|at| at <= now.mono) {
             self.claim_wait_over(now);
         }
@@ -582,6 +583,7 @@ impl Node {
         for id in late {
             self.answer(AnswerTo::Internal(id), Outcome::Timeout, now);
         }
+        self.announce_departed(now);
         self.hub_upkeep(now);
         self.connections_upkeep(now);
         self.tell_unheard(now);

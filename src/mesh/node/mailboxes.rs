@@ -476,6 +476,7 @@ impl Node {
 
     /// A way from one of our devices to a peer has opened.
     pub(super) fn peer_returned(&mut self, local: DeviceId, remote: DeviceId, now: Now) {
+        self.way_opened(local, remote);
         if self.agent(&local).is_some() {
             self.flush(local, remote, now);
             self.ask_again(local, remote, now);

@@ -28,6 +28,7 @@ mod room_tokens;
 mod rooms;
 mod services;
 mod sync;
+mod ways;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -56,7 +57,7 @@ use super::events::DeliveryEvent;
 use super::formation::{DialPlan, Formation};
 use super::journal::{Record, Ticket};
 use super::log::LogEvent;
-use super::records::{AgentRecord, ConsentPolicy, Now};
+use super::records::{AgentRecord, AgentStatus, ConsentPolicy, Now};
 use super::replica::Replica;
 use super::session::{Origin, Policy, Session, SessionId, SessionKind};
 use super::wire::advert::PeerAdvert;
@@ -142,6 +143,8 @@ pub struct AgentSpec {
     pub grants: Vec<(RoomPath, DeviceId, Vec<u8>)>,
     /// Whether its key ends with its service: nobody comes back for what it leaves.
     pub ephemeral: bool,
+    /// Whether its presence is as it was before: nobody has begun anew with it.
+    pub resumed: bool,
 }
 
 /// A change to an identity file; to be written at once (decision 4).
@@ -435,8 +438,8 @@ pub(super) enum Purpose {
     Members { agent: DeviceId, path: RoomPath, op: Option<OpId> },
     /// Our invitation.
     Invite { agent: DeviceId, path: RoomPath, invitee: DeviceId, op: OpId },
-    /// Our leaving.
-    Leave { agent: DeviceId, path: RoomPath, op: OpId },
+    /// Our leaving; where the agent has been moved to.
+    Leave { agent: DeviceId, path: RoomPath, moved: Option<RoomPath>, op: OpId },
     /// Our request for a capability.
     Ask { agent: DeviceId, key: TokenKey, op: Option<OpId> },
     /// A permission that we hand on.
@@ -528,6 +531,8 @@ struct Agent {
     pub key: String,
     /// Version of its record when that was forgotten.
     pub version: u64,
+    /// What it last said of itself while in service.
+    pub presence: AgentStatus,
     pub mailbox: Mailbox,
     pub outgoing: Outgoing,
     pub tokens: BTreeMap<RoomPath, CoseSign1>,
@@ -537,7 +542,7 @@ struct Agent {
     pub consent: Option<ConsentPolicy>,
     pub consents: BTreeMap<DeviceId, Consent>,
     pub decisions: BTreeMap<String, Decision>,
-    pub shown: BTreeMap<RoomPath, BTreeMap<DeviceId, super::records::AgentStatus>>,
+    pub shown: BTreeMap<RoomPath, BTreeMap<DeviceId, AgentStatus>>,
     /// Events that were shown but could not be stored: their senders keep them.
     pub unstored: BTreeSet<u64>,
     /// Rooms whose owner has been told that we leave.
@@ -562,6 +567,8 @@ struct Device {
     pub agent: Option<Agent>,
     pub port_session: Option<SessionId>,
     pub port_dial: Option<DialId>,
+    /// The session with the hub over which it has been heard of.
+    pub told_hub: Option<SessionId>,
     pub adverts: gossip::Adverts,
 }
 
@@ -620,6 +627,8 @@ pub struct Node {
     formation: Formation,
     election: Election,
     role: Option<super::wire::claim::Claim>,
+    /// Peers that have gone while somebody else held the role.
+    departed: BTreeSet<DeviceId>,
     directory: Directory,
     machines: BTreeMap<DeviceId, gossip::Machine>,
     replica: Replica,
@@ -648,6 +657,8 @@ pub struct Node {
     /// Until then the wall clock has jumped too lately for anything to be thrown away for its age.
     doubted_until: u64,
     internal_open: BTreeMap<u64, (DeviceId, DeviceId, Purpose, Option<u64>)>,
+    /// Requests that wait for a session with their recipient.
+    awaiting: Vec<ways::Awaiting>,
     deferred: VecDeque<(Purpose, DeviceId, DeviceId, Option<SessionId>, Outcome)>,
     outputs: VecDeque<Output>,
     next_id: u64,
@@ -701,6 +712,7 @@ impl Node {
             formation: Formation::default(),
             election: Election::default(),
             role: None,
+            departed: BTreeSet::new(),
             directory: Directory::default(),
             machines: BTreeMap::new(),
             replica: Replica::default(),
@@ -727,6 +739,7 @@ impl Node {
             internal: VecDeque::new(),
             doubted_until: 0,
             internal_open: BTreeMap::new(),
+            awaiting: Vec::new(),
             deferred: VecDeque::new(),
             outputs: VecDeque::new(),
             next_id: 0,
@@ -945,6 +958,7 @@ impl Device {
             agent,
             port_session: None,
             port_dial: None,
+            told_hub: None,
             adverts: gossip::Adverts::default(),
         }
     }
@@ -957,6 +971,7 @@ impl Agent {
             ephemeral: false,
             key: String::new(),
             version: 0,
+            presence: AgentStatus::Active,
             mailbox: Mailbox::above(floor),
             outgoing: Outgoing::default(),
             tokens: BTreeMap::new(),

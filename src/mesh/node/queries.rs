@@ -42,7 +42,7 @@ pub struct RoomView {
 pub struct PendingView {
     /// Handle.
     pub id: String,
-    /// `dm`, `room`, `mesh` or `capability`.
+    /// `dm`, `room`, `invite`, `mesh` or `capability`.
     pub kind: &'static str,
     /// Share that a capability is asked for, and whether to write to it.
     pub share: Option<(String, bool)>,
@@ -340,7 +340,7 @@ impl Node {
         Some(self.replica.dm_history(path).into_iter().flat_map(|history| history.iter()))
     }
 
-    /// What waits for an agent's decision; requests of other machines and for capabilities wait for
+    /// What waits for an agent's decision, invitations included; requests of other machines and for capabilities wait for
     /// any agent's.
     #[must_use]
     pub fn pending(&self, agent: &DeviceId) -> Vec<PendingView> {
@@ -354,6 +354,7 @@ impl Node {
     }
 
     fn pending_for(&self, agent: Option<&DeviceId>) -> Vec<PendingView> {
+        let invited = agent.into_iter().flat_map(|agent| self.invitations(agent));
         let own = agent.and_then(|agent| self.agent(agent));
         let own = own.into_iter().flat_map(|held| held.decisions.values());
         let asks = self.services.open_asks().map(|ask| PendingView {
@@ -381,9 +382,27 @@ impl Node {
                 at: decision.at,
             })
             .chain(asks)
+            .chain(invited)
             .collect();
         views.sort_by_key(|view| view.at);
         views
+    }
+
+    /// Invitations that an agent has and has not answered, each by the path of its room.
+    fn invitations(&self, agent: &DeviceId) -> impl Iterator<Item = PendingView> {
+        let held = self.agent(agent);
+        held.into_iter().flat_map(|held| &held.invitations).filter_map(|path| {
+            let (owner, room) = (path.owner()?, path.to_string());
+            Some(PendingView {
+                id: room.clone(),
+                kind: "invite",
+                share: None,
+                room: Some(room),
+                requester: owner,
+                requester_name: self.name_of(&owner),
+                at: self.invited_at(agent, path)?,
+            })
+        })
     }
 
     /// Unacknowledged events of an agent above `after`.

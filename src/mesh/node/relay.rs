@@ -53,6 +53,9 @@ impl Node {
     ) -> Option<SessionId> {
         let via = self.relay_for(&remote)?;
         let id = self.new_channel(local, remote, via, now)?;
+        if self.is_hub(via) {
+            self.introduce_to_hub(via, local, now);
+        }
         let connect = Frame::RelayConnect { target_device: remote, source_device: Some(local) };
         self.outputs.push_back(Output::Send { session: via, frame: connect });
         self.say_hello(id, now);

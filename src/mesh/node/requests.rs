@@ -273,7 +273,9 @@ impl Node {
             Purpose::Invite { agent, path, invitee, op } => {
                 self.invite_ended(agent, &path, invitee, op, outcome);
             }
-            Purpose::Leave { agent, path, op } => self.leave_ended(agent, &path, op, outcome, now),
+            Purpose::Leave { agent, path, moved, op } => {
+                self.leave_ended(agent, &path, moved, op, outcome, now);
+            }
             Purpose::Ask { agent, key, op } => self.ask_ended(agent, key, op, outcome, now),
             Purpose::HandOn { op, write, expires } => {
                 self.hand_on_ended(op, write, expires, outcome);

@@ -15,6 +15,8 @@ use crate::identity::device::DeviceId;
 pub const STALE_PROBE_MS: u64 = 5_000;
 /// An offline record is forgotten this long after its agent started (the reference's rule).
 pub const PURGE_AFTER_MS: u64 = 30 * 60 * 1000;
+/// Peers whose going is remembered for whoever follows the holder: as many as the table has.
+const MAX_DEPARTED: usize = super::super::formation::MAX_PEERS;
 
 impl Node {
     /// Both ends of a new enrolled session tell each other the claim they accept.
@@ -136,10 +138,11 @@ impl Node {
 
     /// The last session with a peer has ended.
     pub(super) fn peer_departed(&mut self, remote: DeviceId, now: Now) {
-        self.departed_from_role(remote, now);
-        if self.role.is_some() {
-            self.announce_offline(remote, now);
+        if self.departed.len() < MAX_DEPARTED {
+            self.departed.insert(remote);
         }
+        self.departed_from_role(remote, now);
+        self.announce_departed(now);
         self.mesh_decisions.retain(|_, decision| decision.requester != remote);
     }
 
@@ -173,6 +176,19 @@ impl Node {
         self.role_settled(now);
     }
 
+    /// The holder of the role announces who has gone; also those who went just before the holder
+    /// that it follows.
+    pub(super) fn announce_departed(&mut self, now: Now) {
+        if self.role.is_none() {
+            return;
+        }
+        for device in std::mem::take(&mut self.departed) {
+            if !self.is_reachable(&device) {
+                self.announce_offline(device, now);
+            }
+        }
+    }
+
     /// The one announcement of a departure, made by the holder of the role.
     fn announce_offline(&mut self, agent: DeviceId, now: Now) {
         if !self.replica.set_offline(&agent, false) {
@@ -191,7 +207,7 @@ impl Node {
             .replica
             .agents()
             .filter(|agent| {
-                agent.status == AgentStatus::Active
+                agent.status != AgentStatus::Offline
                     && agent.pid > 0
                     && !self.is_hosted(&agent.id)
                     && self.is_machine_local(&agent.id)
@@ -214,7 +230,8 @@ impl Node {
             return;
         }
         for agent in dead {
-            if !self.is_hosted(agent) {
+            // Whose session lives is here, whatever process its record names.
+            if !self.is_reachable(agent) {
                 self.announce_offline(*agent, now);
             }
         }

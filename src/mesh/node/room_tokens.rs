@@ -9,8 +9,9 @@ use super::super::wire::frame::Frame;
 use super::super::wire::revocation::{self, RevocationEntry};
 use super::super::wire::room_path::RoomPath;
 use super::super::wire::scope::Scope;
-use super::super::wire::token::{self, MintRequest, ParsedToken, VerifyContext};
+use super::super::wire::token::{self, MintRequest, ParsedToken, TokenClaims, VerifyContext};
 use super::{IdentityChange, Node, Output, Saving, Ticket};
+use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
 
 /// Life of a room token (`rooms.md` 3.1).
@@ -174,6 +175,16 @@ impl Node {
         if self.revocations.insert(source, entry) {
             self.keep(Record::Revocation { token, issuer, source, entry: signed });
         }
+    }
+
+    /// When an agent was invited to a room, as far as its token tells: none where that is over.
+    pub(super) fn invited_at(&self, agent: &DeviceId, path: &RoomPath) -> Option<UnixMillis> {
+        let token = self.agent(agent)?.tokens.get(path)?;
+        let expires = TokenClaims::of(token)?.expires;
+        let now = self.last_now.unwrap_or_default().unix;
+        // Both kinds of peers give such a token one life.
+        let at = UnixMillis(expires.0.saturating_sub(ROOM_TOKEN_LIFE_MS)).min(now);
+        (expires > now).then_some(at)
     }
 
     pub(super) fn forget_invitation(&mut self, agent: DeviceId, path: &RoomPath) {

@@ -25,7 +25,7 @@ use super::{
     Purpose, Saving,
 };
 use crate::codec::cbor::{self, Value};
-use crate::codec::text::truncate_chars;
+use crate::codec::text::{escape_untrusted, truncate_chars};
 use crate::codec::time::UnixMillis;
 use crate::identity::device::DeviceId;
 use crate::identity::names;
@@ -37,6 +37,11 @@ pub(super) const MAX_RECEIPT_IDS: usize = 1024;
 /// Member of a commsd owner's answer to room.join: the room's whole record, which is the owner's
 /// word. Others leave it alone.
 const ROOM_RECORD: &str = "x-commsd-room";
+/// Codes of a `join_outcome` that no join has brought: the agent has been moved to this room, or its
+/// owner has given it another name.
+const MOVED: &str = "moved";
+/// See [`MOVED`].
+const RENAMED: &str = "renamed";
 /// How long a send waits for its recipients before it is answered "accepted" for those that are
 /// silent: many times what a busy one takes, and little enough for whoever waits.
 const SEND_PATIENCE_MS: u64 = 2_000;
@@ -805,7 +810,7 @@ impl Node {
                 let (code, message) = refusal(&refused);
                 let mut text = format!("the owner did not let you in ({code})");
                 if let Some(message) = message {
-                    text = format!("{text}: {}", crate::codec::text::escape_untrusted(&message));
+                    text = format!("{text}: {}", escape_untrusted(&message));
                 }
                 self.join_failed(
                     agent,
@@ -933,13 +938,7 @@ impl Node {
             let result = Ok(CommandResult::Room(path.clone()));
             self.outputs.push_back(Output::Reply { op, result });
         } else {
-            let event = DeliveryEvent::JoinOutcome {
-                room: path.to_string(),
-                accepted: true,
-                code: String::new(),
-                reason: String::new(),
-            };
-            self.show(agent, event, now);
+            self.tell_of_room(agent, path, "", String::new(), now);
         }
     }
 
@@ -1019,6 +1018,7 @@ impl Node {
         agent: DeviceId,
         path: RoomPath,
         reason: Option<String>,
+        moved: Option<RoomPath>,
         op: OpId,
         now: Now,
     ) {
@@ -1033,6 +1033,7 @@ impl Node {
             };
             if room.members.iter().all(|member| *member == agent) {
                 let result = self.destroy_room(agent, &path, now);
+                self.tell_moved(agent, &path, moved.filter(|_| result.is_ok()), now);
                 self.outputs.push_back(Output::Reply { op, result });
                 return;
             }
@@ -1045,6 +1046,7 @@ impl Node {
             self.members_changed(&path, before, agent, now);
             let left = DeliveryEvent::MemberLeft { room: path.to_string(), agent };
             self.notify(agent, &path, left, |_| true, now);
+            self.tell_moved(agent, &path, moved, now);
             self.outputs.push_back(Output::Reply { op, result: Ok(CommandResult::Done) });
             return;
         }
@@ -1067,13 +1069,15 @@ impl Node {
         }
         self.ops.insert(op, Op::Plain { reply_by: now.mono + REQUEST_TIMEOUT_MS + 1_000 });
         let deadline = Some(now.mono + REQUEST_TIMEOUT_MS);
-        self.request(agent, owner, request, Purpose::Leave { agent, path, op }, deadline);
+        let purpose = Purpose::Leave { agent, path, moved, op };
+        self.request(agent, owner, request, purpose, deadline);
     }
 
     pub(super) fn leave_ended(
         &mut self,
         agent: DeviceId,
         path: &RoomPath,
+        moved: Option<RoomPath>,
         op: OpId,
         outcome: Outcome,
         now: Now,
@@ -1092,6 +1096,7 @@ impl Node {
                     room.record_leave(agent);
                 }
                 self.forget_if_outside(path);
+                self.tell_moved(agent, path, moved, now);
                 Ok(CommandResult::Done)
             }
             refused => {
@@ -1100,6 +1105,42 @@ impl Node {
             }
         };
         self.reply_if_open(op, result);
+    }
+
+    fn tell_moved(&mut self, agent: DeviceId, from: &RoomPath, to: Option<RoomPath>, now: Now) {
+        if let Some(to) = to {
+            let reason = format!("those who were in {from} meet here now; you have left that room");
+            self.tell_of_room(agent, &to, MOVED, reason, now);
+        }
+    }
+
+    /// The owner calls a room otherwise than before: our agents in it are told.
+    pub(super) fn show_room_name(&mut self, path: &RoomPath, before: &str, now: Now) {
+        let Some(room) = self.replica.room(path).filter(|room| room.name != before) else { return };
+        let quoted = |name: &str| escape_untrusted(truncate_chars(name, MAX_REASON_CHARS));
+        let reason = format!(
+            "its owner calls it \"{}\" now; it was called \"{}\"",
+            quoted(&room.name),
+            quoted(before)
+        );
+        for agent in room.members.clone() {
+            if self.agent(&agent).is_some() && self.takes_part(agent, path) {
+                self.tell_of_room(agent, path, RENAMED, reason.clone(), now);
+            }
+        }
+    }
+
+    /// An agent is in a room, and something about that is not of its doing.
+    fn tell_of_room(
+        &mut self,
+        agent: DeviceId,
+        path: &RoomPath,
+        code: &str,
+        reason: String,
+        now: Now,
+    ) {
+        let (room, code) = (path.to_string(), code.to_owned());
+        self.show(agent, DeliveryEvent::JoinOutcome { room, accepted: true, code, reason }, now);
     }
 
     /// Answers a command unless its time has run out.

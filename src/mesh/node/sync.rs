@@ -332,7 +332,9 @@ impl Node {
     pub(super) fn room_stated(&mut self, room: RoomRecord, speaker: Speaker, now: Now) {
         let (before, owner) = match RoomPath::parse(&room.id) {
             Ok(path) => (
-                self.replica.room(&path).map(|room| (room.members.clone(), room.version)),
+                self.replica
+                    .room(&path)
+                    .map(|room| (room.members.clone(), room.version, room.name.clone())),
                 self.owner_of(&path, room.owner, speaker, now),
             ),
             Err(_) => (None, Owner::Away),
@@ -347,7 +349,11 @@ impl Node {
             (Merge::Refused("owner_speaks_for_itself"), _) => {}
             (Merge::Refused(reason), _) => self.refuse(speaker.device, "room_upsert", reason),
             (Merge::Changed, Some(path)) => {
-                let (members, version) = before.unwrap_or_default();
+                let known = before.is_some();
+                let (members, version, name) = before.unwrap_or_default();
+                if known {
+                    self.show_room_name(&path, &name, now);
+                }
                 self.members_changed(&path, members, speaker.device, now);
                 self.subscribe_members(&path, now);
                 self.forget_if_outside(&path);

@@ -152,7 +152,7 @@ function tell(event) {
     case "room_members":
       return [`${event.members.length} are in `, room(event.room)];
     case "join_outcome":
-      return [room(event.room), event.accepted ? ": you are let in" : ": you are not let in ", words(event.reason)];
+      return [room(event.room), event.accepted ? (event.reason ? ": " : ": you are let in") : ": you are not let in ", words(event.reason)];
     default:
       return [words(event.type)];
   }
@@ -168,6 +168,7 @@ function wanted(asked) {
   switch (asked.kind) {
     case "dm": return ["asks to write to you"];
     case "room": return ["asks to join ", words(roomName(asked.room))];
+    case "invite": return ["invites you to ", words(roomName(asked.room))];
     case "capability": return ["asks for ", words(asked.capability), " on ", words(asked.share), ", for 30 days"];
     case "mesh": return ["asks to connect to this machine"];
     default: return [words(asked.kind)];

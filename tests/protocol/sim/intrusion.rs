@@ -7,7 +7,7 @@ use commsd::mesh::delivery::event_bytes;
 use commsd::mesh::events::DeliveryEvent;
 use commsd::mesh::message::{MeshMessage, Patch, Snapshot};
 use commsd::mesh::node::{
-    AddDevice, AgentSpec, Command, Input, MAX_INVITATIONS_OF_OWNER, MAX_PARKED,
+    AddDevice, AgentSpec, Command, CommandResult, Input, MAX_INVITATIONS_OF_OWNER, MAX_PARKED,
 };
 use commsd::mesh::records::{AgentStatus, MAX_VERSION, RoomMessage, RoomType};
 use commsd::mesh::replica::{MAX_AGENTS, MAX_ROOMS};
@@ -64,6 +64,42 @@ fn invite(
     ]);
     let scope = Scope { kind: "room".into(), path: Some(path.to_string()) };
     request(world, raw, session, "room:member", params, scope, None)
+}
+
+#[test]
+fn a_room_that_its_owner_renames_tells_its_members_so() {
+    let mut world = World::new(609);
+    let host = world.daemon();
+    let a = world.agent(host, "a");
+    world.run(100);
+    let (raw, session) = intruder(&mut world, a);
+    world.raw_mut(raw).polite = true;
+    let path = RoomPath::named(world.device(raw), "lair").unwrap();
+    invite(&mut world, raw, session, a, &path);
+    world.run(50);
+    let joined = world.ask(a, Command::JoinRoom(path.clone()));
+    assert_eq!(joined, Ok(CommandResult::Room(path.clone())));
+    let me = world.device(raw);
+    let told = |world: &World| {
+        world.slots[&a]
+            .events()
+            .filter_map(|event| match event {
+                DeliveryEvent::JoinOutcome { room, accepted: true, code, reason } => {
+                    assert_eq!((room, code.as_str()), (&path.to_string(), "renamed"));
+                    Some(reason.clone())
+                }
+                _ => None,
+            })
+            .collect::<Vec<_>>()
+    };
+    for (version, name) in [(5, "lair"), (6, "General\u{202e}"), (7, "General\u{202e}")] {
+        let mut room = room_record(&path, version, &[(me, 1), (a, 2)]);
+        room.name = name.into();
+        state(&mut world, raw, session, Patch::RoomUpsert { room });
+        world.run(50);
+    }
+    let [reason] = &told(&world)[..] else { panic!("{:?}", told(&world)) };
+    assert!(reason.contains("\"General\\u{202e}\" now") && reason.contains("\"lair\""), "{reason}");
 }
 
 #[test]
@@ -305,6 +341,7 @@ fn who_has_gone_takes_no_place_of_those_who_are_here() {
             services: Vec::new(),
             grants: Vec::new(),
             ephemeral: true,
+            resumed: false,
         };
         let add = AddDevice { key, data_port: 9, agent: Some(agent) };
         world.input(host, Input::AddDevice(Box::new(add)));

@@ -20,6 +20,28 @@ fn asked(world: &World, agent: &DeviceId) -> usize {
     count(world, agent, |event| matches!(event, DeliveryEvent::RoomJoinRequest { .. }))
 }
 
+#[test]
+fn writing_to_who_asks_is_a_yes() {
+    for same_daemon in [false, true] {
+        let mut world = World::new(9);
+        let (hosts, agents) = formed(&mut world, 2);
+        let a = agents[0];
+        let b = if same_daemon { world.agent(hosts[0], "roommate") } else { agents[1] };
+        world.run(100);
+        assert_eq!(send(&mut world, a, dm(b, "may I"))[&b], None, "consent is awaited");
+        assert_eq!(world.node_of(&b).pending(&b).len(), 1);
+        let answer = send(&mut world, b, dm(a, "of course"));
+        assert_eq!(answer[&a], Some(DeliveryState::Delivered));
+        assert!(world.node_of(&b).pending(&b).is_empty(), "no question is left");
+        world.run(1_000);
+        assert_eq!(world.slots[&b].texts(), ["may I"]);
+        assert_eq!(reported(&world, &a, &b)[..1], [DeliveryState::Delivered]);
+        assert_eq!(send(&mut world, a, dm(b, "thanks"))[&b], Some(DeliveryState::Delivered));
+        assert_eq!(asked(&world, &b), 1);
+        assert_eq!(asked(&world, &a), 0);
+    }
+}
+
 fn queued(reason: &str) -> Option<DeliveryState> {
     Some(DeliveryState::Queued { reason: reason.into() })
 }

@@ -3,7 +3,8 @@
 
 mod rng;
 mod support;
-pub mod world;
+pub mod ways;
+mod world;
 
 mod acp;
 mod authority;

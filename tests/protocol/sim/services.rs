@@ -201,13 +201,14 @@ fn a_question_outlives_a_restart_of_either_side() {
     share(&mut world, hosts[0], "notes", true);
     assert_eq!(world.ask(b, asks(a, "notes", false)), Ok(CommandResult::AskPending));
     world.run(2_000);
+    let id = world.node(hosts[0]).pending_for_anybody()[0].id.clone();
     for host in hosts {
         world.crash(host);
         world.start(host);
         world.run(120_000);
         let pending = world.node(hosts[0]).pending_for_anybody();
         assert_eq!(pending.len(), 1, "after a restart of host {host}");
-        assert_eq!(pending[0].requester, b);
+        assert_eq!((&pending[0].id, pending[0].requester), (&id, b), "the same question");
     }
     assert_eq!(outcomes(&world, &b), [], "nothing has been decided");
     grant(&mut world, hosts[0], GrantTerms::default());

@@ -599,6 +599,7 @@ impl World {
                 .map(|((path, member), id)| (path.clone(), *member, id.clone()))
                 .collect(),
             ephemeral: false,
+            resumed: false,
         };
         let add = AddDevice { key: key(slot.key), data_port, agent: Some(spec) };
         self.input(host, Input::AddDevice(Box::new(add)));

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use data_encoding::HEXLOWER;
+use sha2::{Digest as _, Sha256};
+
 use super::super::super::journal::Record;
 use super::super::super::log::LogEvent;
 use super::super::super::records::{Now, Visibility};
@@ -14,7 +17,7 @@ use super::super::super::wire::frame::Frame;
 use super::super::super::wire::revocation::{self, RevocationEntry};
 use super::super::super::wire::scope::{KIND_VAULT, Scope};
 use super::super::super::wire::token::{self, MintRequest};
-use super::super::control::too_many;
+use super::super::control::{DECISION_ID_BYTES, too_many};
 use super::super::requests::{error, ok_with};
 use super::super::{
     Answer, AnswerTo, CommandError, CommandResult, Node, OpId, OutRequest, Outcome, Output, Purpose,
@@ -145,7 +148,7 @@ impl Node {
         let (new, told) = (known.is_none(), known.as_ref().map(|(_, told)| *told));
         let id = match known {
             Some((id, _)) => id,
-            None => self.decision_id(),
+            None => self.ask_id(from, share, write),
         };
         if let Some(held) = session.and_then(|session| self.sessions.get_mut(&session)) {
             held.waiting_for_decision += 1;
@@ -183,6 +186,17 @@ impl Node {
             self.show_ask(&id, now);
         }
         Answer::Later
+    }
+
+    /// The id of a request: the same whenever it is made, since it is not stored here, and no choice
+    /// of who makes it.
+    fn ask_id(&mut self, from: DeviceId, share: &str, write: bool) -> String {
+        let what = format!("commsd request {} {} {share}", from.hex(), capability(write));
+        let signed = self.devices.get(&self.daemon).map(|device| device.key.sign(what.as_bytes()));
+        let digest = signed.map(Sha256::digest);
+        let id = digest.and_then(|digest| Some(HEXLOWER.encode(digest.get(..DECISION_ID_BYTES)?)));
+        // Another one may have it, once in a long while.
+        id.filter(|id| !self.services.asks.contains_key(id)).unwrap_or_else(|| self.decision_id())
     }
 
     /// Puts a request into mailboxes, if it is for something that is shared. Whoever was spoken to is

@@ -1,0 +1,174 @@
+//! What waits for an agent's yes or no, and by what names rooms, agents and requests are meant.
+
+use commsd::api::types::{
+    AcceptParams, ActionParams, DeliveryStatus, PendingKind, PetnameClearParams, PetnameSetParams,
+    RejectParams, RoomCreateParams, RoomHistoryParams, RoomInviteParams, RoomType, WhoamiParams,
+};
+use serde_json::{Value, json};
+
+use crate::daemon::{Agent, Daemon, Ports};
+
+/// A private or secret room.
+async fn create(agent: &Agent, name: &str, kind: RoomType) -> String {
+    let create = RoomCreateParams { name: name.into(), r#type: Some(kind), description: None };
+    agent.client.call(create).await.unwrap().path
+}
+
+async fn invite(agent: &Agent, room: &str, whom: &Agent) {
+    let invite = RoomInviteParams { room: room.into(), agent: whom.id.clone() };
+    agent.client.call(invite).await.unwrap();
+}
+
+async fn act(agent: &Agent, action: Value) -> (String, bool) {
+    let Value::Object(action) = action else { panic!("{action}") };
+    let result = agent.client.call(ActionParams(action)).await.unwrap();
+    (result.content, result.is_error)
+}
+
+fn yes(id: &str) -> AcceptParams {
+    AcceptParams { id: Some(id.into()), room: None, requester: None, terms: None }
+}
+
+async fn rooms_of(agent: &Agent) -> Vec<String> {
+    agent.client.call(WhoamiParams {}).await.unwrap().rooms
+}
+
+#[tokio::test]
+async fn invitations_are_listed_until_they_are_answered() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let ports = daemon.ports;
+    let (alice, bob) = (daemon.agent("alice").await, daemon.agent("bob").await);
+    let den = create(&alice, "den", RoomType::Private).await;
+    let attic = create(&alice, "attic", RoomType::Secret).await;
+    let cellar = create(&alice, "cellar", RoomType::Private).await;
+    for room in [&den, &attic, &cellar] {
+        invite(&alice, room, &bob).await;
+    }
+    // Also after a restart: they are kept.
+    let alice_id = alice.id.clone();
+    drop((alice, bob));
+    let home = daemon.kill().await;
+    let daemon = Daemon::start_with(home, ports, &[]).await;
+    let mut alice = daemon.agent("alice").await;
+    let bob = daemon.agent("bob").await;
+    let listed = bob.pending(PendingKind::Invite).await;
+    let ids: Vec<&str> = listed.iter().map(|asked| asked.id.as_str()).collect();
+    assert_eq!(ids.len(), 3, "{listed:?}");
+    for asked in &listed {
+        assert_eq!(asked.room.as_ref(), Some(&asked.id));
+        assert_eq!((&asked.requester, asked.requester_name.as_deref()), (&alice_id, Some("alice")));
+    }
+    let (text, _) = act(&bob, json!({"action": "room_pending"})).await;
+    for room in [&den, &attic, &cellar] {
+        assert!(text.contains(&format!("invites you to {room}")), "{text}");
+    }
+    // A yes by the id, one by room and owner as models say it, and a no.
+    bob.client.call(yes(&den)).await.unwrap();
+    let (text, failed) =
+        act(&bob, json!({"action": "room_accept", "room": "attic", "requesterId": "alice"})).await;
+    assert!(!failed, "{text}");
+    let no = RejectParams {
+        id: Some(cellar.clone()),
+        room: None,
+        requester: None,
+        reason: Some("too dark".into()),
+    };
+    bob.client.call(no).await.unwrap();
+    let declined = alice.wait_kind("invite_declined").await;
+    assert_eq!(
+        (&declined.body["room"], &declined.body["reason"]),
+        (&json!(cellar), &json!("too dark"))
+    );
+    assert!(bob.pending(PendingKind::Invite).await.is_empty());
+    let mut rooms = rooms_of(&bob).await;
+    rooms.sort_unstable();
+    let mut joined = vec![den, attic];
+    joined.sort_unstable();
+    assert_eq!(rooms, joined);
+    assert_eq!(bob.client.call(yes(&cellar)).await.unwrap_err().code, "not_pending");
+}
+
+#[tokio::test]
+async fn what_a_name_of_a_room_has_become_is_said() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let alice = daemon.agent("alice").await;
+    let create = json!({"action": "create_room", "room": "The  Den!"});
+    let (text, _) = act(&alice, create).await;
+    assert!(text.contains("\"The-Den\"") && text.contains("what \"The  Den!\" became"), "{text}");
+    let (text, _) = act(&alice, json!({"action": "create_room", "room": "plain"})).await;
+    assert!(!text.contains("became"), "{text}");
+}
+
+#[tokio::test]
+async fn a_secret_room_is_meant_by_the_name_in_its_path() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (alice, bob) = (daemon.agent("alice").await, daemon.agent("bob").await);
+    let secret = create(&alice, "my den", RoomType::Secret).await;
+    assert!(secret.ends_with("/_my-den"), "{secret}");
+    let history = |room: &str| RoomHistoryParams { room: room.into(), since: None, limit: None };
+    for name in ["_my-den", "my-den", "my den", "_my den"] {
+        alice.client.call(history(name)).await.unwrap();
+    }
+    // Where two rooms have it, neither is meant.
+    let other = create(&bob, "_my-den", RoomType::Public).await;
+    bob.client.call(history("_my-den")).await.unwrap();
+    let join = json!({"action": "join_room", "room": "_my-den"});
+    let (text, failed) = act(&alice, join).await;
+    assert!(failed && text.contains(&other) && text.contains(&secret), "{text}");
+}
+
+#[tokio::test]
+async fn who_asks_names_the_request() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let mut alice = daemon.agent("alice").await;
+    let (bob, carol, dora) =
+        (daemon.agent("bob").await, daemon.agent("carol").await, daemon.agent("dora").await);
+    for asking in [&bob, &carol, &dora] {
+        let sent = asking.dm(&alice.id, "may I", None).await;
+        assert_eq!(sent.deliveries[0].status, DeliveryStatus::AwaitingConsent);
+        alice.wait_kind("room_join_request").await;
+    }
+    let private = create(&alice, "den", RoomType::Private).await;
+    act(&dora, json!({"action": "join_room", "room": private})).await;
+    assert_eq!(alice.pending(PendingKind::Dm).await.len(), 3);
+    // By name, by the beginning of the id, and as models say it.
+    let answered = alice.client.call(yes("bob")).await.unwrap();
+    assert_eq!(answered.request.requester, bob.id);
+    let answered = alice.client.call(yes(&carol.id[..8])).await.unwrap();
+    assert_eq!(answered.request.requester, carol.id);
+    assert_eq!(alice.client.call(yes("bob")).await.unwrap_err().code, "not_pending");
+    assert_eq!(alice.client.call(yes("nobody")).await.unwrap_err().code, "not_pending");
+    // She asks for two things.
+    assert_eq!(alice.client.call(yes("dora")).await.unwrap_err().code, "ambiguous_request");
+    let (text, failed) =
+        act(&alice, json!({"action": "room_accept", "room": "dora", "requesterId": "dora"})).await;
+    assert!(!failed, "{text}");
+    assert!(alice.pending(PendingKind::Dm).await.is_empty());
+    assert_eq!(alice.pending(PendingKind::Room).await.len(), 1, "the other still waits");
+    alice.client.call(yes("dora")).await.unwrap();
+    alice.wait_dm("may I").await;
+}
+
+#[tokio::test]
+async fn petnames_are_given_and_taken_by_names_and_beginnings_of_ids() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (alice, bob) = (daemon.agent("alice").await, daemon.agent("bob").await);
+    let set = async |device: &str, name: &str| {
+        alice.client.call(PetnameSetParams { device: device.into(), name: name.into() }).await
+    };
+    assert_eq!(set("bob", "robert").await.unwrap().device, bob.id);
+    assert_eq!(set(&bob.id[..10], "bobby").await.unwrap().device, bob.id);
+    assert_eq!(set("bobby", "the builder").await.unwrap().device, bob.id);
+    let twin = Agent::attach(&daemon.socket(), "mcp", None, daemon.home.path()).await;
+    let update = json!({"action": "update", "name": "bob"});
+    act(&twin, update).await;
+    assert_eq!(set("bob", "which").await.unwrap_err().code, "ambiguous_agent");
+    assert_eq!(set("nobody", "x").await.unwrap_err().code, "agent_not_found");
+    let clear = |device: &str| PetnameClearParams { device: device.into() };
+    let cleared = alice.client.call(clear("the builder")).await.unwrap();
+    assert_eq!((cleared.device, cleared.name.as_str()), (bob.id.clone(), "the builder"));
+    // Of somebody who was never seen: in full, and then by the name.
+    let away = "ab".repeat(32);
+    assert_eq!(set(&away, "old friend").await.unwrap().device, away);
+    assert_eq!(alice.client.call(clear("old friend")).await.unwrap().device, away);
+}
