@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use super::advice::{detached, todo};
 use super::hygiene::Place;
 use super::identities::{OpenError, OpenSlot};
 use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
@@ -38,6 +39,11 @@ const MAX_SHORT_CHARS: usize = 64;
 const MAX_GRANT_TEXT: usize = 16 * 1024;
 /// Candidates listed when a name is ambiguous.
 const MAX_CANDIDATES: usize = 8;
+
+/// Whether a text can be the beginning of an id.
+fn is_prefix(text: &str) -> bool {
+    text.len() >= MIN_PREFIX && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
 
 /// Rough size of an event in an answer.
 pub(super) fn weight(event: &types::Event) -> usize {
@@ -115,53 +121,6 @@ fn some_text(text: &str) -> Option<String> {
 
 pub(super) fn wait_ms(wait: Option<WaitSecs>) -> u64 {
     wait.map_or(0, |wait| wait.get() * 1000)
-}
-
-/// What to do about a failed command.
-pub(super) fn todo(code: &str) -> Option<&'static str> {
-    Some(match code {
-        "room_not_found" => {
-            "list_rooms, or `commsd rooms`, lists the rooms; a room is named by path or name"
-        }
-        "room_exists" => "choose another name, or join it",
-        "not_member" => "join the room first",
-        "not_owner" => "only the owner can do that; the list of rooms names it",
-        "agent_not_found" => {
-            "list_agents, or `commsd agents`, lists the agents; a hidden one is named by its full id"
-        }
-        "join_refused" => "ask the owner for an invitation",
-        "not_connected" => {
-            "the other side is not connected; try again when the list of agents shows it"
-        }
-        "not_pending" => "room_pending, or `commsd pending`, lists what waits",
-        "too_large" => "write it to a file and send the path",
-        "invalid_name" | "invalid_tags" => "choose another name",
-        "store_failed" => {
-            "free space or mend the disk (`commsd status`); it need not be asked for again"
-        }
-        "not_allowed" | "expired" | "revoked" | "unauthorized" => {
-            "ask for it: the vault's command request, or `commsd vault request AGENT/SHARE`"
-        }
-        "not_shared" => "its owner shares a vault with `commsd vault share`",
-        "read_only" => "its owner shares it for writing with `commsd vault share --write`",
-        "share_not_found" => "`commsd vault shares` lists what is shared",
-        "connect_failed" => "check name and port; there `commsd run --listen` says where it is",
-        "busy" => "try again in a moment",
-        "connection_lost" => "look whether it is done before you try again",
-        "timeout" | "leave_failed" => "try again later",
-        "invite_failed" => "the agent may join by name all the same; tell it another way",
-        _ => return None,
-    })
-}
-
-impl From<CommandError> for ApiError {
-    fn from(error: CommandError) -> Self {
-        Self {
-            code: error.code.to_owned(),
-            todo: todo(error.code).map(str::to_owned),
-            message: error.message,
-        }
-    }
 }
 
 impl Owner {
@@ -649,7 +608,7 @@ impl Owner {
             }
         };
         let Some(agent) = agent else {
-            let error = ApiError::plain(ApiError::NOT_ATTACHED, "the connection has detached");
+            let error = detached();
             self.refuse(conn, &id, error);
             return;
         };
@@ -685,7 +644,9 @@ impl Owner {
             }
             (Reply::Vault(reply), result) => self.vault_answered(conn, &id, reply, result),
             (Reply::Insight(device), CommandResult::Version(version)) => {
-                let found = types::MeshVersion { device: device.hex(), version };
+                let peers = self.node.status().peers.into_iter();
+                let agent_comms = peers.filter(|p| p.device == device).find_map(|p| p.version);
+                let found = types::MeshVersion { device: device.hex(), version, agent_comms };
                 self.answer(conn, &id, Ok(found));
             }
             (Reply::Insight(device), CommandResult::Traced { rtt_ms, relayed, hub }) => {
@@ -723,7 +684,7 @@ impl Owner {
                 | Reply::Operator(_),
                 _,
             ) => {
-                self.refuse(conn, &id, ApiError::plain("internal", "no such result"));
+                self.refuse(conn, &id, ApiError::internal("no such result"));
             }
         }
     }
@@ -951,7 +912,7 @@ impl Owner {
         };
         let by_petname =
             named(&|id, _| petnames.as_ref().and_then(|names| names.get(id)) == Some(text));
-        let hex = text.len() >= MIN_PREFIX && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let hex = is_prefix(text);
         let prefix = text.to_ascii_lowercase();
         let by_prefix =
             if hex { named(&|id, _| id.hex().starts_with(&prefix)) } else { Vec::new() };
@@ -1007,32 +968,12 @@ impl Owner {
         if let Ok(path) = RoomPath::parse(text) {
             return Ok(path);
         }
-        // Rooms are listed by what their names were made into.
-        let slug = room_path::slug(text);
-        // A conversation has a path and no name, and is nobody's room by none.
-        let is_meant =
-            |name: &str| !name.is_empty() && (name == text || Some(name) == slug.as_deref());
-        let (mut joined, mut others) = (Vec::new(), Vec::new());
-        for view in self.node.rooms(Some(viewer)) {
-            if let Ok(path) = RoomPath::parse(&view.record.id)
-                && is_meant(&view.record.name)
-            {
-                let list = if prefer_joined && view.joined { &mut joined } else { &mut others };
-                list.push(path);
-            }
+        let mut found = self.rooms_called(text, None, viewer, prefer_joined);
+        if found.is_empty()
+            && let Some((owner, name)) = text.split_once('/')
+        {
+            found = self.rooms_called(name, Some(owner), viewer, prefer_joined);
         }
-        // Rooms it was invited to are known by their tokens alone.
-        for path in self.node.token_paths(viewer) {
-            let known = joined.contains(&path) || others.contains(&path);
-            if is_meant(path.local_name().trim_start_matches('_')) && !known {
-                others.push(path);
-            }
-        }
-        let found = match joined.len() {
-            0 => others,
-            1 => joined,
-            _ => self.settled_of(viewer, &joined).map_or(joined, |one| vec![one]),
-        };
         match found.as_slice() {
             [] => Err(no_room(text)),
             [one] => Ok(one.clone()),
@@ -1045,6 +986,51 @@ impl Owner {
                     "give the full path",
                 ))
             }
+        }
+    }
+
+    /// The rooms of a name; with `owner` only those of that agent, which is named as agents are.
+    fn rooms_called(
+        &self,
+        text: &str,
+        owner: Option<&str>,
+        viewer: &DeviceId,
+        prefer_joined: bool,
+    ) -> Vec<RoomPath> {
+        let agent = owner.and_then(|owner| self.find_agent(owner, viewer).ok());
+        // An owner need not be known any more, or be seen: the path names it all the same.
+        let prefix = owner.filter(|owner| is_prefix(owner)).map(str::to_ascii_lowercase);
+        let of_owner = |path: &RoomPath| {
+            let by_prefix =
+                |id: DeviceId| prefix.as_ref().is_some_and(|prefix| id.hex().starts_with(prefix));
+            owner.is_none() || path.owner().is_some_and(|id| Some(id) == agent || by_prefix(id))
+        };
+        // Rooms are listed by what their names were made into.
+        let slug = room_path::slug(text);
+        // A conversation has a path and no name, and is nobody's room by none.
+        let is_meant =
+            |name: &str| !name.is_empty() && (name == text || Some(name) == slug.as_deref());
+        let (mut joined, mut others) = (Vec::new(), Vec::new());
+        for view in self.node.rooms(Some(viewer)) {
+            if let Ok(path) = RoomPath::parse(&view.record.id)
+                && is_meant(&view.record.name)
+                && of_owner(&path)
+            {
+                let list = if prefer_joined && view.joined { &mut joined } else { &mut others };
+                list.push(path);
+            }
+        }
+        // Rooms it was invited to are known by their tokens alone.
+        for path in self.node.token_paths(viewer) {
+            let known = joined.contains(&path) || others.contains(&path);
+            if is_meant(path.local_name().trim_start_matches('_')) && of_owner(&path) && !known {
+                others.push(path);
+            }
+        }
+        match joined.len() {
+            0 => others,
+            1 => joined,
+            _ => self.settled_of(viewer, &joined).map_or(joined, |one| vec![one]),
         }
     }
 
@@ -1100,10 +1086,7 @@ impl Owner {
     }
 
     fn whoami(&self, agent: &DeviceId) -> Result<types::Whoami, ApiError> {
-        let record: &AgentRecord = self
-            .node
-            .own_agent(agent)
-            .ok_or_else(|| ApiError::plain(ApiError::NOT_ATTACHED, "the agent has left service"))?;
+        let record: &AgentRecord = self.node.own_agent(agent).ok_or_else(detached)?;
         let rooms = self
             .node
             .rooms(Some(agent))

@@ -62,11 +62,11 @@ pub enum VaultError {
     #[error("{} was changed by somebody else at the same moment; read it and try again", escape_untrusted(.0))]
     Raced(String),
     /// No vault.
-    #[error("there is no EchoesVault in this workspace; run init first")]
+    #[error("there is no EchoesVault in this workspace; make one there with `commsd vault init`")]
     Uninitialized,
     /// A vault of an older tool.
     #[error(
-        "there is an EchoesVault without a marker here, as older tools left it; run init or migrate first"
+        "there is an EchoesVault without a marker here, as older tools left it; run `commsd vault migrate` there first, or `commsd vault init`"
     )]
     Legacy,
     /// The marker does not let a writer through.
@@ -172,15 +172,17 @@ pub enum VaultError {
     )]
     NewerRuntime(String),
     /// The repository's runtime is older.
-    #[error("the project's runtime is engine {0}, which is older than this one; run upgrade first")]
+    #[error(
+        "the project's runtime is engine {0}, which is older than this one; run `commsd vault upgrade` there first"
+    )]
     OlderRuntime(String),
     /// The repository's runtime is something else.
     #[error(
-        ".echoes-vault/echoes_vault.py cannot be worked with ({0}); move it away and run upgrade, or use the tool that it belongs to"
+        ".echoes-vault/echoes_vault.py cannot be worked with ({0}); move it away and run `commsd vault upgrade`, or use the tool that it belongs to"
     )]
     ForeignRuntime(String),
     /// There is no runtime, and this command installs none.
-    #[error("there is no project runtime; run init or upgrade first")]
+    #[error("there is no project runtime; run `commsd vault upgrade` there first")]
     NoRuntime,
     /// The newer runtime could not be run.
     #[error("cannot run the project's newer runtime: {0}; install Python 3.9 or later as python3")]

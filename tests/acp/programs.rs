@@ -177,7 +177,8 @@ impl Place {
         let mut id = String::new();
         self.until(gate, || {
             let waiting = self.json(&["approvals", "list", "--key", key]);
-            let asked = waiting.as_array().unwrap().iter().find(|asked| asked["gate"] == gate);
+            let asked =
+                waiting["approvals"].as_array().unwrap().iter().find(|asked| asked["gate"] == gate);
             id = asked.map_or_else(String::new, |asked| asked["id"].as_str().unwrap().to_owned());
             !id.is_empty()
         });
@@ -301,7 +302,7 @@ fn the_owner_answers_from_another_terminal() {
         let mut id = String::new();
         place.until("the question", || {
             let waiting = place.json(&["approvals", "list", "--key", &bob]);
-            let first = waiting.get(0).map(|question| {
+            let first = waiting["approvals"].get(0).map(|question| {
                 assert_eq!(question["gate"], "contract_acceptance");
                 question["id"].as_str().unwrap().to_owned()
             });
@@ -314,14 +315,15 @@ fn the_owner_answers_from_another_terminal() {
         delegated.join().unwrap()
     });
     assert!(delegated.starts_with("SETTLED"), "{delegated}");
-    let tasks = place.json(&["tasks", "--key", &bob]);
+    let tasks = place.json(&["tasks", "--key", &bob])["tasks"].take();
     assert_eq!((tasks[0]["role"].as_str(), tasks.as_array().unwrap().len()), (Some("worker"), 1));
     // The requester's office has closed; its tasks are there all the same.
     place.until("the end", || {
-        place.json(&["tasks", "--key", &bob, "--state", "SETTLED"])[0]["status"] == "SETTLED"
+        place.json(&["tasks", "--key", &bob, "--state", "SETTLED"])["tasks"][0]["status"]
+            == "SETTLED"
     });
     let mine = place.json(&["tasks", "--key", &key]);
-    let id = mine[0]["taskId"].as_str().unwrap();
+    let id = mine["tasks"][0]["taskId"].as_str().unwrap();
     assert_eq!(place.json(&["task", id, "--key", &key])["status"], "SETTLED");
 }
 
@@ -359,7 +361,7 @@ echo '{"summary":"","findings":['"$(use one),$(use two)"']}'
         let mut found = Value::Null;
         place.until("the question", || {
             let waiting = place.json(&["approvals", "list", "--key", &key]);
-            found = waiting.get(0).cloned().unwrap_or_default();
+            found = waiting["approvals"].get(0).cloned().unwrap_or_default();
             let about = found["about"][0].as_str().unwrap_or_default();
             about.contains(page)
         });
@@ -572,7 +574,7 @@ fn a_relay_that_is_killed_and_comes_back_loses_nothing() {
         let mut id = String::new();
         place.until("the question", || {
             let waiting = place.json(&["approvals", "list", "--key", &bob]);
-            id = waiting[0]["id"].as_str().unwrap_or_default().to_owned();
+            id = waiting["approvals"][0]["id"].as_str().unwrap_or_default().to_owned();
             !id.is_empty()
         });
         relay.signal(Signal::KILL);
@@ -615,5 +617,6 @@ fn no_relay_is_exit_code_4_and_bad_words_are_2() {
     use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(&open, fs::Permissions::from_mode(0o644)).unwrap();
     assert_eq!(place.run(&["tasks", "--key", &open]).status.code(), Some(2));
-    assert_eq!(json!(place.json(&["tasks", "--key", &key])).as_array().map(Vec::len), Some(1));
+    let tasks = place.json(&["tasks", "--key", &key]);
+    assert_eq!(tasks["tasks"].as_array().map(Vec::len), Some(1));
 }

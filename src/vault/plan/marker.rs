@@ -44,7 +44,7 @@ pub enum MarkerError {
     },
     /// Another value where the protocol fixes one.
     #[error(
-        "EchoesVault/.echoes-vault.json has another {0} than protocol {PROTOCOL} prescribes; run init or upgrade"
+        "EchoesVault/.echoes-vault.json has another {0} than protocol {PROTOCOL} prescribes; run `commsd vault upgrade` there"
     )]
     Member(&'static str),
 }
