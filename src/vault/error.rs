@@ -45,7 +45,7 @@ pub enum VaultError {
     #[error("{} is not a regular file; move it away", escape_untrusted(.0))]
     NotRegular(String),
     /// Larger than what is read.
-    #[error("{} is larger than {limit} bytes", escape_untrusted(path))]
+    #[error("{} is larger than {limit} bytes; split it", escape_untrusted(path))]
     TooLarge {
         /// The file.
         path: String,
@@ -106,7 +106,7 @@ pub enum VaultError {
     #[error("nothing was migrated: {}", escape_untrusted(.0.as_str()))]
     Migration(String),
     /// No such page.
-    #[error("there is no page '{}'", escape_untrusted(.0))]
+    #[error("there is no page '{}'; the command index lists the pages", escape_untrusted(.0))]
     NoPage(String),
     /// The page exists and no hash was given.
     #[error(
@@ -121,19 +121,19 @@ pub enum VaultError {
     )]
     HashStale(String),
     /// A page twice in one payload.
-    #[error("page '{}' occurs twice in the payload", escape_untrusted(.0))]
+    #[error("page '{}' occurs twice in the payload; send it once", escape_untrusted(.0))]
     PageTwice(String),
     /// The final saving was not confirmed.
     #[error("end needs --confirm-explicit-user-end: run it only after the user has asked for it")]
     Unconfirmed,
     /// Nothing usable is left of an agent's name.
-    #[error("agent name '{}' has no usable character (a-z, 0-9, '.', '_', '-')", escape_untrusted(.0))]
+    #[error("agent name '{}' has no usable character; use some of a-z, 0-9, '.', '_', '-'", escape_untrusted(.0))]
     Agent(String),
     /// A command from elsewhere that does not fit.
     #[error("{}", escape_untrusted(.0))]
     Request(String),
     /// A blank query.
-    #[error("the query is empty")]
+    #[error("the query is empty; give the text that is looked for")]
     Query,
     /// A user's file where a generated one belongs.
     #[error("{} was not written by EchoesVault; move it away and run the command again", .0)]
@@ -164,7 +164,9 @@ pub enum VaultError {
     )]
     LockLost,
     /// Called off.
-    #[error("interrupted before everything was written; the lock has been given back")]
+    #[error(
+        "interrupted before everything was written; the lock has been given back; run the command again"
+    )]
     Interrupted,
     /// The repository's runtime is newer and must do the work.
     #[error(

@@ -554,6 +554,7 @@ fn workers_are_discovered() {
     let ran = place.acp(&["discover", "--relay", &url]);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(4), ""), "{ran:?}");
     assert!(ran.stderr.contains("RELAY_UNREACHABLE"));
+    assert!(ran.stderr.contains("check the relay's URL"), "{ran:?}");
     for args in [
         &["--relay", "http://169.254.169.254/"][..],
         &["--relay", &url, "--allow-private-relay=false"],

@@ -492,7 +492,8 @@ fn a_signal_cancels_and_nothing_is_left_running() {
     let (_relay, url) = place.relay("0");
     let mark = format!("{}", 80_000 + std::process::id() % 9999);
     let sleep = format!("sleep {mark}");
-    let worker = place.worker(&url, &["--adapter", "command", "--cmd", &sleep, "--auto-accept"]);
+    let mut worker =
+        place.worker(&url, &["--adapter", "command", "--cmd", &sleep, "--auto-accept"]);
     let key = place.text("alice.json");
     let args = place.delegate(&key, &worker.line);
     let mut child = place.command(&args);
@@ -505,6 +506,9 @@ fn a_signal_cancels_and_nothing_is_left_running() {
     delegate.child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(said.starts_with("CANCELLED"), "{said}");
     assert!(!sleeping(&mark));
+    // A worker is a service: asked to end, it ends in order.
+    worker.signal(Signal::INT);
+    assert_eq!(worker.ended(), Some(0));
 }
 
 #[test]
@@ -599,7 +603,17 @@ fn no_relay_is_exit_code_4_and_bad_words_are_2() {
     args.extend(["--relay", &dead]);
     let output = place.run(&args);
     assert_eq!(output.status.code(), Some(4), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("RELAY_UNREACHABLE"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    for word in ["RELAY_UNREACHABLE", &dead, "check the relay's URL"] {
+        assert!(said.contains(word), "{said}");
+    }
+    // A name of the mesh is nothing that a key's own office could look up.
+    let output = place.run(&place.delegate(&key, "bob"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("BAD_INVITE") && said.contains("without --key"), "{said}");
+    let output = place.run(&["task", "task_00000000000000000000000000", "--key", &key]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("UNKNOWN_TASK") && said.contains("commsd acp tasks"), "{said}");
     let code = |change: &[&str]| {
         let mut args = place.delegate(&key, did.trim());
         args.extend(change);

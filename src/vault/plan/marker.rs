@@ -32,11 +32,13 @@ pub enum MarkerError {
     #[error("there is no EchoesVault/.echoes-vault.json")]
     Absent,
     /// Not one JSON object.
-    #[error("EchoesVault/.echoes-vault.json cannot be read: {0}")]
+    #[error(
+        "EchoesVault/.echoes-vault.json cannot be read: {0}; mend it, or take it back from Git"
+    )]
     Broken(String),
     /// Another protocol.
     #[error(
-        "EchoesVault/.echoes-vault.json names protocol {found}; this engine writes {PROTOCOL} only"
+        "EchoesVault/.echoes-vault.json names protocol {found}; this engine writes {PROTOCOL} only; use the engine that it belongs to"
     )]
     Unsupported {
         /// The value found, as JSON.
