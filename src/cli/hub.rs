@@ -50,7 +50,7 @@ pub struct HubArgs {
 pub fn warn_of_plaintext(address: SocketAddr) {
     let text = format!(
         "warning: {address} is open beyond this machine without TLS; whoever is on the way sees who talks \
-         to whom, and can pass for either\n-> give --tls-cert and --tls-key, or put a proxy that has a \
+         to whom, and may claim to be the server\n-> give --tls-cert and --tls-key, or put a proxy that has a \
          certificate in front, and say so with --behind-proxy\n"
     );
     let _ = complain(&text, exit::DONE);

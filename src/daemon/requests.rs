@@ -914,8 +914,11 @@ impl Owner {
             named(&|id, _| petnames.as_ref().and_then(|names| names.get(id)) == Some(text));
         let hex = is_prefix(text);
         let prefix = text.to_ascii_lowercase();
-        let by_prefix =
-            if hex { named(&|id, _| id.hex().starts_with(&prefix)) } else { Vec::new() };
+        let mut by_prefix = Vec::new();
+        if hex {
+            by_prefix = named(&|id, _| id.hex().starts_with(&prefix));
+            by_prefix.extend(self.daemons().filter(|id| id.hex().starts_with(&prefix)));
+        }
         let by_name = named(&|_, name| name == text);
         // Who is here goes before who was: a restarted agent with a new id keeps its name.
         let here: Vec<DeviceId> = by_name
@@ -946,6 +949,14 @@ impl Owner {
             format!("no agent is called {text:?}"),
             todo("agent_not_found").unwrap_or_default(),
         ))
+    }
+
+    /// The daemons of the mesh that are connected, and this one: they have shares, and no names.
+    fn daemons(&self) -> impl Iterator<Item = DeviceId> {
+        let peers = self.node.status().peers.into_iter().map(|peer| peer.device);
+        // Others' devices are agents, of which some are hidden.
+        let daemons = peers.filter(|device| self.node.daemon_of(device) == Some(*device));
+        daemons.chain([self.node.daemon()])
     }
 
     /// The room that an agent means. Of several, one that it is in: a stranger can give its own

@@ -106,7 +106,7 @@ pub enum VaultError {
     #[error("nothing was migrated: {}", escape_untrusted(.0.as_str()))]
     Migration(String),
     /// No such page.
-    #[error("there is no page '{}'; the command index lists the pages", escape_untrusted(.0))]
+    #[error("there is no page '{}'; the vault's index lists them", escape_untrusted(.0))]
     NoPage(String),
     /// The page exists and no hash was given.
     #[error(

@@ -207,6 +207,9 @@ fn a_projects_files_are_set_up_for_everybody_and_taken_back() {
         assert!(text.contains("\"commsd\"") && !text.contains(PROGRAM), "{text}");
         assert_eq!(fs::metadata(home.at(file)).unwrap().permissions().mode() & 0o777, usual);
     }
+    // So is the folder, as this test has made the project's.
+    let folder = |path| fs::metadata(home.at(path)).unwrap().permissions().mode();
+    assert_eq!(folder("p/.codex"), folder("p"));
     assert!(fs::read_to_string(&claude).unwrap().contains("{\"command\": \"y\"}"));
     assert!(!home.at("p/.opencode").exists());
     assert!(!home.at(".claude.json").exists() && !home.at(".config/opencode/plugin").exists());
