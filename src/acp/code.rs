@@ -215,7 +215,7 @@ impl Code {
                 "ask for a weaker --isolation, or for a worker whose machine has that level (docs/sandbox.md)"
             }
             Self::SandboxFailed | Self::AdapterFailed | Self::OutputNotJson => {
-                "the worker's owner sees why: `commsd acp task ID` there shows the program's last words"
+                "whoever runs the program sees why: at the worker `commsd acp task ID` shows its last words"
             }
             Self::OutputTooLarge | Self::BudgetExceeded => "order it again with a larger --budget",
             Self::Cancelled => "order it again if it is still wanted",
