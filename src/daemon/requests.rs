@@ -914,11 +914,8 @@ impl Owner {
             named(&|id, _| petnames.as_ref().and_then(|names| names.get(id)) == Some(text));
         let hex = is_prefix(text);
         let prefix = text.to_ascii_lowercase();
-        let mut by_prefix = Vec::new();
-        if hex {
-            by_prefix = named(&|id, _| id.hex().starts_with(&prefix));
-            by_prefix.extend(self.daemons().filter(|id| id.hex().starts_with(&prefix)));
-        }
+        let by_prefix =
+            if hex { named(&|id, _| id.hex().starts_with(&prefix)) } else { Vec::new() };
         let by_name = named(&|_, name| name == text);
         // Who is here goes before who was: a restarted agent with a new id keeps its name.
         let here: Vec<DeviceId> = by_name
@@ -944,6 +941,12 @@ impl Owner {
                 }
             }
         }
+        if hex {
+            let mut daemons = self.daemons().filter(|id| id.hex().starts_with(&prefix));
+            if let (Some(daemon), None) = (daemons.next(), daemons.next()) {
+                return Ok(daemon);
+            }
+        }
         Err(ApiError::new(
             "agent_not_found",
             format!("no agent is called {text:?}"),
@@ -957,6 +960,13 @@ impl Owner {
         // Others' devices are agents, of which some are hidden.
         let daemons = peers.filter(|device| self.node.daemon_of(device) == Some(*device));
         daemons.chain([self.node.daemon()])
+    }
+
+    /// Whether a text names this agent. One need not be known any more, or be seen, where the beginning
+    /// of its id is given.
+    fn is_called(&self, id: &DeviceId, text: &str, viewer: &DeviceId) -> bool {
+        let prefix = is_prefix(text) && id.hex().starts_with(&text.to_ascii_lowercase());
+        prefix || self.find_agent(text, viewer).is_ok_and(|found| found == *id)
     }
 
     /// The room that an agent means. Of several, one that it is in: a stranger can give its own
@@ -979,12 +989,42 @@ impl Owner {
         if let Ok(path) = RoomPath::parse(text) {
             return Ok(path);
         }
-        let mut found = self.rooms_called(text, None, viewer, prefer_joined);
-        if found.is_empty()
-            && let Some((owner, name)) = text.split_once('/')
-        {
-            found = self.rooms_called(name, Some(owner), viewer, prefer_joined);
+        // Rooms are listed by what their names were made into.
+        let slug = room_path::slug(text);
+        let spells = |name: &str| name == text || Some(name) == slug.as_deref();
+        // Or by their owner and that: lists in text show the beginning of its id.
+        let of_owner =
+            text.split_once('/').map(|(owner, name)| (owner, name, room_path::slug(name)));
+        let owned = |name: &str, path: &RoomPath| {
+            of_owner.as_ref().is_some_and(|(owner, text, slug)| {
+                (name == *text || Some(name) == slug.as_deref())
+                    && path.owner().is_some_and(|id| self.is_called(&id, owner, viewer))
+            })
+        };
+        // A conversation has a path and no name, and is nobody's room by none.
+        let is_meant =
+            |name: &str, path: &RoomPath| !name.is_empty() && (spells(name) || owned(name, path));
+        let (mut joined, mut others) = (Vec::new(), Vec::new());
+        for view in self.node.rooms(Some(viewer)) {
+            if let Ok(path) = RoomPath::parse(&view.record.id)
+                && is_meant(&view.record.name, &path)
+            {
+                let list = if prefer_joined && view.joined { &mut joined } else { &mut others };
+                list.push(path);
+            }
         }
+        // Rooms it was invited to are known by their tokens alone.
+        for path in self.node.token_paths(viewer) {
+            let known = joined.contains(&path) || others.contains(&path);
+            if is_meant(path.local_name().trim_start_matches('_'), &path) && !known {
+                others.push(path);
+            }
+        }
+        let found = match joined.len() {
+            0 => others,
+            1 => joined,
+            _ => self.settled_of(viewer, &joined).map_or(joined, |one| vec![one]),
+        };
         match found.as_slice() {
             [] => Err(no_room(text)),
             [one] => Ok(one.clone()),
@@ -997,51 +1037,6 @@ impl Owner {
                     "give the full path",
                 ))
             }
-        }
-    }
-
-    /// The rooms of a name; with `owner` only those of that agent, which is named as agents are.
-    fn rooms_called(
-        &self,
-        text: &str,
-        owner: Option<&str>,
-        viewer: &DeviceId,
-        prefer_joined: bool,
-    ) -> Vec<RoomPath> {
-        let agent = owner.and_then(|owner| self.find_agent(owner, viewer).ok());
-        // An owner need not be known any more, or be seen: the path names it all the same.
-        let prefix = owner.filter(|owner| is_prefix(owner)).map(str::to_ascii_lowercase);
-        let of_owner = |path: &RoomPath| {
-            let by_prefix =
-                |id: DeviceId| prefix.as_ref().is_some_and(|prefix| id.hex().starts_with(prefix));
-            owner.is_none() || path.owner().is_some_and(|id| Some(id) == agent || by_prefix(id))
-        };
-        // Rooms are listed by what their names were made into.
-        let slug = room_path::slug(text);
-        // A conversation has a path and no name, and is nobody's room by none.
-        let is_meant =
-            |name: &str| !name.is_empty() && (name == text || Some(name) == slug.as_deref());
-        let (mut joined, mut others) = (Vec::new(), Vec::new());
-        for view in self.node.rooms(Some(viewer)) {
-            if let Ok(path) = RoomPath::parse(&view.record.id)
-                && is_meant(&view.record.name)
-                && of_owner(&path)
-            {
-                let list = if prefer_joined && view.joined { &mut joined } else { &mut others };
-                list.push(path);
-            }
-        }
-        // Rooms it was invited to are known by their tokens alone.
-        for path in self.node.token_paths(viewer) {
-            let known = joined.contains(&path) || others.contains(&path);
-            if is_meant(path.local_name().trim_start_matches('_')) && of_owner(&path) && !known {
-                others.push(path);
-            }
-        }
-        match joined.len() {
-            0 => others,
-            1 => joined,
-            _ => self.settled_of(viewer, &joined).map_or(joined, |one| vec![one]),
         }
     }
 
