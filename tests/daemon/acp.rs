@@ -576,7 +576,7 @@ print $answer =~ s/.*\r\n\r\n//sr;
     for (bad, code) in [("mcp:docs/a:write", "BAD_FIELD"), ("mcp:other:read", "BAD_FIELD")] {
         let error = ask(&daemon, granting(&[bad])).await.unwrap_err();
         assert_eq!(error.code, code);
-        assert!(error.message.contains("acp-tools"), "{error:?}");
+        assert!(error.todo.as_ref().unwrap().contains("acp-tools"), "{error:?}");
     }
     // A command is the configuration's to name.
     let sent = ask(&daemon, granting(&["mcp:docs/a:read=/bin/cat"])).await.unwrap_err();
