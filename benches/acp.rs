@@ -108,7 +108,7 @@ fn serve(state: std::path::PathBuf) {
         log: LogFormat::Json,
         log_filter: "info".into(),
     };
-    run(options, |address| {
+    run(options, |address, _| {
         println!("{address}");
         std::io::stdout().flush().unwrap();
     })

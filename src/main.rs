@@ -174,9 +174,12 @@ fn acp_relay(args: &RelayStartArgs, hosted: &Hosted, invocation: &Invocation) ->
     };
     let tls = options.tls.is_some();
     memory::stay_small();
-    let ran = acp_relay::run(options, |address| {
+    let ran = acp_relay::run(options, |address, plaintext| {
         // A closed terminal is no reason to stop.
         let _ = cli::print(&cli::acp::relay_started(address, tls, json));
+        if plaintext && !json {
+            cli::hub::warn_of_plaintext(address);
+        }
     });
     match ran {
         Ok(()) => ExitCode::SUCCESS,
@@ -242,9 +245,12 @@ fn hub(args: &HubArgs, json: bool) -> ExitCode {
     };
     let tls = options.server.tls.is_some();
     memory::stay_small();
-    let ran = relay_hub::run(options, |address| {
+    let ran = relay_hub::run(options, |address, plaintext| {
         // A closed terminal is no reason to stop.
         let _ = cli::print(&cli::hub::started(address, tls, json));
+        if plaintext && !json {
+            cli::hub::warn_of_plaintext(address);
+        }
     });
     match ran {
         Ok(()) => ExitCode::SUCCESS,

@@ -63,7 +63,7 @@ pub fn run(options: Options) -> Result<ExitCode, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| ApiError::plain("internal", format!("cannot start a runtime: {error}")))?;
+        .map_err(|error| ApiError::no_runtime(&error))?;
     let code = runtime.block_on(serve(options, cwd.to_string_lossy().into_owned()));
     // A read of stdin that is under way holds nothing up.
     runtime.shutdown_background();

@@ -1,6 +1,7 @@
 //! The closed list of error codes (design section 16) and the one error type that carries them.
 //! Knows nothing of where an error is shown; a code is stable, a message is for people.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -133,6 +134,122 @@ codes! {
     RelayUnreachable = "RELAY_UNREACHABLE",
 }
 
+impl Code {
+    /// What whoever meets it can do, where nothing better is known of the case. Commands are named as
+    /// people call them, and the models' tools beside them.
+    #[must_use]
+    pub const fn todo(self) -> &'static str {
+        match self {
+            Self::BadJson
+            | Self::TooLarge
+            | Self::TooDeep
+            | Self::DuplicateMember
+            | Self::BadNumber
+            | Self::UnsafeInteger
+            | Self::UnknownMember
+            | Self::MissingMember
+            | Self::BadField
+            | Self::BadDid
+            | Self::BadTime
+            | Self::BadId => "correct the member that is named, or ask for the object again",
+            Self::UnsupportedVersion | Self::UnsupportedSuite => {
+                "update commsd here or there: one side is newer than the other knows"
+            }
+            Self::BadSignature
+            | Self::WrongSigner
+            | Self::WrongRole
+            | Self::DigestMismatch
+            | Self::DecryptFailed
+            | Self::ChainBroken
+            | Self::ApprovalMismatch
+            | Self::OutputDigestMismatch => {
+                "do not rely on it: it was damaged or changed; ask its author for it again"
+            }
+            Self::StaleKey => "order it again: the peer has another key by now",
+            Self::CallIdReused => "give a new call id to another call",
+            Self::CallOutcomeUnknown => {
+                "look whether the tool has done it; then call again with a new call id"
+            }
+            Self::TokenRevoked
+            | Self::TokenExpired
+            | Self::TokenNotYetValid
+            | Self::UntrustedIssuer
+            | Self::DepthExceeded
+            | Self::WrongAudience
+            | Self::AttenuationViolation
+            | Self::CapabilityNotGranted
+            | Self::UsesExhausted => {
+                "the requester grants tools with its order (--tool, --tool-uses); it has to order anew with more"
+            }
+            Self::ContractNotCountersigned => {
+                "wait until the worker has accepted: `commsd acp task ID`"
+            }
+            Self::OfferExpired | Self::DeadlinePassed | Self::PeerTimeout => {
+                "order it again, with a later --deadline; look whether the other side runs"
+            }
+            Self::ManifestInvalid => "correct the order; the message names what is wrong with it",
+            Self::InputInvalid => "give an input that fits --input-schema, or another schema",
+            Self::SchemaInvalid => "correct the JSON Schema (2020-12; docs/acp.md has its bounds)",
+            Self::InviteRevoked | Self::InviteExpired | Self::InviteExhausted | Self::BadInvite => {
+                "ask the worker's owner for a new invite (`commsd acp invite create` there)"
+            }
+            Self::WorkerBusy | Self::MailboxFull | Self::RateLimited | Self::AuthCacheFull => {
+                "try again later"
+            }
+            Self::IllegalTransition => {
+                "see how the task stands: `commsd acp task ID`, or acp_task_status"
+            }
+            Self::SeqConflict | Self::SeqGap => {
+                "nothing: the two sides bring their logs together by themselves"
+            }
+            Self::AuditFork | Self::DivergedUnilateral => {
+                "keep the log, it is the proof (`commsd acp task ID --audit FILE`); settle it with the peer's owner"
+            }
+            Self::UnknownTask => "`commsd acp tasks`, or acp_list_tasks, lists the tasks",
+            Self::ApprovalRequired | Self::ApprovalExpired | Self::ApprovalUsed => {
+                "`commsd acp approvals list` shows what waits for its owner's answer"
+            }
+            Self::ApprovalDenied => "ask the owner who said no, then order it again",
+            Self::PolicyChanged => "see [acp-gates] in the configuration, then try again",
+            Self::IsolationUnavailable | Self::IsolationDowngrade => {
+                "ask for a weaker --isolation, or for a worker whose machine has that level (docs/sandbox.md)"
+            }
+            Self::SandboxFailed | Self::AdapterFailed | Self::OutputNotJson => {
+                "whoever runs the program sees why: at the worker `commsd acp task ID` shows its last words"
+            }
+            Self::OutputTooLarge | Self::BudgetExceeded => "order it again with a larger --budget",
+            Self::Cancelled => "order it again if it is still wanted",
+            Self::SchemaMismatch | Self::CheckFailed | Self::AttestationMissing => {
+                "the result was not taken; order it again, or from another worker"
+            }
+            Self::AuditInvalid | Self::AuditTruncated | Self::AnchorMismatch => {
+                "do not rely on this log; ask both sides for theirs (`commsd acp audit-compare`)"
+            }
+            Self::QuorumNotReached | Self::AllWorkersFailed => {
+                "see each task (`commsd acp task ID`); ask other workers, or for a smaller quorum"
+            }
+            Self::DuplicateWorker => "name each worker once",
+            Self::AuthMissing
+            | Self::AuthStale
+            | Self::AuthReplayed
+            | Self::AuthBadSignature
+            | Self::AuthWrongMailbox
+            | Self::AuthWrongAction
+            | Self::AuthWrongAudience => {
+                "check this machine's clock, and that the relay is named by the URL of its --origin"
+            }
+            Self::EnvelopeExpired | Self::EnvelopeIdReused => "send it again, as a new envelope",
+            Self::EndpointBlocked => {
+                "name another relay; http and ws beyond this machine need acp-allow-insecure in the \
+                 configuration, or --allow-insecure-transport with --key"
+            }
+            Self::RelayUnreachable => {
+                "check the relay's URL and that it runs (`commsd acp relay start` there), then try again"
+            }
+        }
+    }
+}
+
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -148,6 +265,7 @@ pub struct Error {
     code: Code,
     path: String,
     message: String,
+    todo: Option<Cow<'static, str>>,
 }
 
 /// A result of this room.
@@ -157,7 +275,14 @@ impl Error {
     /// An error at no particular member.
     #[must_use]
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, path: String::new(), message: message.into() }
+        Self { code, path: String::new(), message: message.into(), todo: None }
+    }
+
+    /// The same error, where more is known than its code's [`Code::todo`].
+    #[must_use]
+    pub fn with_todo(mut self, todo: impl Into<Cow<'static, str>>) -> Self {
+        self.todo = Some(todo.into());
+        self
     }
 
     /// The same error, found inside the member or element `name`.
@@ -184,6 +309,12 @@ impl Error {
     pub fn message(&self) -> &str {
         &self.message
     }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn todo(&self) -> &str {
+        self.todo.as_deref().unwrap_or_else(|| self.code.todo())
+    }
 }
 
 #[cfg(test)]
@@ -203,6 +334,14 @@ mod tests {
         assert_eq!(Code::parse("token_revoked"), None);
         // The list of design section 16 and one code of decision 41.
         assert_eq!(seen.len(), 88);
+    }
+
+    #[test]
+    fn an_errors_own_advice_goes_before_that_of_its_code() {
+        let error = Error::new(Code::BadField, "no relay");
+        assert_eq!(error.todo(), Code::BadField.todo());
+        let error = error.with_todo("name one").inside("relayUrls");
+        assert_eq!(error.todo(), "name one");
     }
 
     #[test]

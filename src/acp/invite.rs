@@ -26,6 +26,9 @@ pub const MAX_CARD_LIFE_MS: u64 = 24 * 3_600_000;
 const SHORT: &str = "acp-invite:";
 const LONG: &str = "acp://invite?token=";
 
+/// What helps with a text that is no invite.
+const WHOLE: &str = "give the whole line that `commsd acp invite create` printed, acp-invite:…";
+
 fn bad(message: &str) -> Error {
     Error::new(Code::BadInvite, message)
 }
@@ -50,17 +53,21 @@ pub fn is_invite(text: &str) -> bool {
 /// `BAD_INVITE` whatever is wrong with the form; `BAD_SIGNATURE` and its like for the rest.
 pub fn read_invite(text: &str) -> Result<Invite> {
     if text.len() > MAX_INVITE {
-        return Err(bad("more than 8 KiB"));
+        return Err(bad("more than 8 KiB").with_todo(WHOLE));
     }
     let text = text.trim();
     let token = text
         .strip_prefix(SHORT)
         .or_else(|| text.strip_prefix(LONG))
-        .ok_or_else(|| bad("neither acp-invite:… nor acp://invite?token=…"))?;
-    let bytes = BASE64URL_NOPAD.decode(token.as_bytes()).map_err(|_| bad("no base64url"))?;
-    let invite: Invite = read_bytes(&bytes, MAX_INVITE).map_err(|e| bad(&e.to_string()))?;
+        .ok_or_else(|| bad("neither acp-invite:… nor acp://invite?token=…").with_todo(WHOLE))?;
+    let cut = |what: &str| bad(&format!("the text of the invite is cut or changed: {what}"));
+    let bytes = BASE64URL_NOPAD
+        .decode(token.as_bytes())
+        .map_err(|_| cut("no base64url").with_todo(WHOLE))?;
+    let invite: Invite =
+        read_bytes(&bytes, MAX_INVITE).map_err(|e| cut(&e.to_string()).with_todo(WHOLE))?;
     if canonical(&invite)? != bytes {
-        return Err(bad("not canonical JSON"));
+        return Err(cut("not canonical JSON").with_todo(WHOLE));
     }
     invite.verify()?;
     Ok(invite)
@@ -144,6 +151,12 @@ impl InviteBook {
     #[must_use]
     pub fn knows(&self, id: &InviteId) -> bool {
         self.issued.contains_key(id)
+    }
+
+    /// How often an invite that was issued here was used.
+    #[must_use]
+    pub fn uses(&self, id: &InviteId) -> Option<u64> {
+        self.issued.get(id).map(|(_, uses)| *uses)
     }
 
     /// Takes a use back from the store.

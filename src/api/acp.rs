@@ -116,6 +116,8 @@ pub enum AcpCall {
     VerifyAuditBundle(VerifyAuditBundle),
     /// Make an invite.
     CreateInvite(CreateInvite),
+    /// How an invite of this owner's stands.
+    InviteStatus(InviteStatus),
     /// Take something back.
     RevokeToken(RevokeToken),
     /// How a task stands.
@@ -141,6 +143,7 @@ impl AcpCall {
         match self {
             Self::Whoami
             | Self::VerifyAuditBundle(_)
+            | Self::InviteStatus(_)
             | Self::TaskStatus(_)
             | Self::ListTasks(_)
             | Self::DiscoverWorkers(_)
@@ -330,6 +333,14 @@ pub struct CancelTask {
     /// Why.
     #[serde(default)]
     pub reason: String,
+}
+
+/// Which invite is asked about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct InviteStatus {
+    /// Its id.
+    pub invite_id: String,
 }
 
 /// `acp_discover_workers`.

@@ -263,7 +263,7 @@ async fn greet(socket: &Path, name: &str) -> Result<(Reader, Writer, HelloResult
     let mut reader = BufReader::new(reader);
     let label = |text: &str| Label::try_from(text.to_owned());
     let (Ok(client), Ok(version)) = (label(name), label(PROGRAM_VERSION)) else {
-        return Err(ApiError::plain(ApiError::INVALID_PARAMS, "the program's name is no label"));
+        return Err(ApiError::internal("the program's name is no label"));
     };
     let params = HelloParams { client, version, api: API_VERSION };
     let line = rpc::request_line(&RequestId::Number(0), HelloParams::METHOD, &params)?;
@@ -278,7 +278,11 @@ async fn greet(socket: &Path, name: &str) -> Result<(Reader, Writer, HelloResult
         }
     };
     let FromDaemon::Answer(_, answer) = answer else {
-        return Err(ApiError::plain(ApiError::INVALID_REQUEST, "the daemon did not answer hello"));
+        return Err(ApiError::new(
+            ApiError::INVALID_REQUEST,
+            "what answers at the socket did not answer hello",
+            "check that the socket belongs to commsd",
+        ));
     };
     let hello: HelloResult = from_value(HelloParams::METHOD, answer?)?;
     if hello.api != API_VERSION {

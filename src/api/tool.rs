@@ -313,7 +313,7 @@ actions! {
         /// when the reader should react
         streaming_behavior: Timing,
     }
-    /// Ask a device which version it runs.
+    /// Ask a device which version of the mesh's protocol it speaks.
     QueryVersion = "query_version" {
         /// id, its first 8 or more digits, or name
         device: String,
@@ -719,7 +719,7 @@ impl Action {
                 let wrong = |what: &str| ApiError::plain(ApiError::INVALID_PARAMS, what);
                 if a.policy.is_some_and(|policy| policy != ListenPolicy::Full) {
                     return Err(wrong(
-                        "mesh_connect: `policy`: only full is there in this version",
+                        "mesh_connect: `policy`: only full is there in this version; leave it out",
                     ));
                 }
                 let port =

@@ -141,7 +141,25 @@ impl ApiError {
         Self { code: code.into(), message: message.into(), todo: Some(todo.into()) }
     }
 
-    /// An error that nothing can be done about.
+    /// Something that cannot be, as far as commsd knows itself.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(
+            "internal",
+            message,
+            "this is a fault of commsd's: please report it, with `commsd logs` and what you did",
+        )
+    }
+
+    /// The system gives a program no threads or descriptors to work with.
+    pub fn no_runtime(error: &std::io::Error) -> Self {
+        Self::new(
+            "start_io",
+            format!("cannot start a runtime: {error}"),
+            "check the limits of this user's processes and descriptors (ulimit -a)",
+        )
+    }
+
+    /// An error whose message says by itself what to do.
     pub fn plain(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self { code: code.into(), message: message.into(), todo: None }
     }

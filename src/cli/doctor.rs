@@ -127,7 +127,7 @@ fn versions(peers: &[PeerStatus]) -> Finding {
     let list: Vec<String> =
         versions.iter().map(|(version, count)| format!("{count} of {version}")).collect();
     let list = if list.is_empty() { "none".to_owned() } else { list.join(", ") };
-    good("peers", format!("peers by version: {}", escape_untrusted(&list)))
+    good("peers", format!("peers by the version of agent-comms: {}", escape_untrusted(&list)))
 }
 
 fn unreachable(error: ApiError) -> Finding {

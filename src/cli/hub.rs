@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::output::json_line;
+use super::exit;
+use super::output::{complain, json_line};
 
 /// `commsd hub`: a relay hub, in the foreground.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
@@ -42,6 +43,17 @@ pub struct HubArgs {
     /// [default: json when not on a terminal]
     #[arg(long, value_name = "FORMAT", value_parser = ["text", "json"])]
     pub log: Option<String>,
+}
+
+/// Warns, on stderr, of a server that is open beyond this machine without TLS. A program is told by an
+/// event.
+pub fn warn_of_plaintext(address: SocketAddr) {
+    let text = format!(
+        "warning: {address} is open beyond this machine without TLS; whoever is on the way sees who talks \
+         to whom, and may claim to be the server\n-> give --tls-cert and --tls-key, or put a proxy that has a \
+         certificate in front, and say so with --behind-proxy\n"
+    );
+    let _ = complain(&text, exit::DONE);
 }
 
 /// For the person, or the program, that has just started it.

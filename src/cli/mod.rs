@@ -215,7 +215,7 @@ fn block_on(json: bool, work: impl Future<Output = Result<ExitCode, client::Fail
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            let error = ApiError::plain("internal", format!("cannot start a runtime: {error}"));
+            let error = ApiError::no_runtime(&error);
             return report(&error, json, exit::FAILED);
         }
     };
@@ -233,7 +233,11 @@ fn block_on(json: bool, work: impl Future<Output = Result<ExitCode, client::Fail
             exit::DONE.into()
         }
         Err(client::Failure::Output(error)) => {
-            let error = ApiError::plain("output", format!("cannot write to stdout: {error}"));
+            let error = ApiError::new(
+                "output",
+                format!("cannot write to stdout: {error}"),
+                "give stdout somewhere to go, with space",
+            );
             report(&error, json, exit::FAILED)
         }
     }

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::client::{Failure, PROGRAM};
 use super::output::{fields, json_line, write_out};
-use super::setup::file::{self, FileError};
+use super::setup::file::{self, Access, FileError};
 use super::setup::{home, own_program};
 use super::{Endpoint, exit};
 use crate::api::client::Client;
@@ -148,8 +148,11 @@ struct Report {
     active: Option<bool>,
     pid: Option<u32>,
     daemon: Option<Daemon>,
-    /// What is left to do.
+    /// Commands that are left to be run.
     todo: Vec<String>,
+    /// Why there are some, or what to know of what was done.
+    #[serde(skip)]
+    hint: Option<&'static str>,
 }
 
 /// The service of this user.
@@ -182,7 +185,10 @@ pub(super) async fn run(
         }
         ServiceCommand::Status => Vec::new(),
     };
-    let report = service.report(daemon, todo).map_err(ApiError::from)?;
+    let mut report = service.report(daemon, todo).map_err(ApiError::from)?;
+    if command == ServiceCommand::Install {
+        report.hint = Some(manager.hint(&report));
+    }
     write_out(&if json { json_line(&report) } else { human(&report) })?;
     Ok(exit::DONE)
 }
@@ -205,7 +211,7 @@ impl Service {
         self.must_be_ours(whose(before.as_deref()))?;
         let changed = before.as_deref() != Some(text);
         if changed {
-            file::replace(&self.path, text, MODE)?;
+            file::replace(&self.path, text, Access::Mode(MODE))?;
         }
         if self.manager.reload().is_err() {
             return Ok(self.manager.by_hand(&self.path));
@@ -215,9 +221,9 @@ impl Service {
         let foreign = daemon.filter(|daemon| !is_its_own(daemon));
         self.manager.enable(&self.path, foreign.is_none())?;
         let mut todo = Vec::new();
-        if let Some(daemon) = foreign {
+        if foreign.is_some() {
             // Two do not run side by side; the one that runs has its clients.
-            todo.push(format!("process {} runs already: commsd stop", daemon.pid));
+            todo.push("commsd stop".into());
             todo.push(self.manager.start_command());
         } else if changed && known.is_some_and(|known| known.active) {
             todo.push(self.manager.restart_command());
@@ -291,6 +297,7 @@ impl Service {
             pid,
             daemon: daemon.map(|daemon| Daemon { of_service: pid == Some(daemon.pid), ..daemon }),
             todo,
+            hint: None,
         })
     }
 }
@@ -429,6 +436,25 @@ impl Manager {
         }
     }
 
+    /// What somebody who has just installed it has to know.
+    fn hint(self, report: &Report) -> &'static str {
+        match (report.todo.is_empty(), report.manager, self) {
+            (true, _, Self::Systemd) => {
+                "it runs from your first login to the end of your last session; to have it run always: \
+                 loginctl enable-linger"
+            }
+            (true, _, Self::Launchd) => "it runs as long as you are logged in",
+            (false, true, _) => {
+                "what runs now is not what is installed, which is started with your next session. To change \
+                 over now, run:"
+            }
+            (false, false, _) => {
+                "no service manager answers here, so it does not run yet. In a session that has one (a \
+                 login at the machine or by ssh), run:"
+            }
+        }
+    }
+
     /// What is to be run where no manager answers: in a session that has one.
     fn by_hand(self, path: &Path) -> Vec<String> {
         match self {
@@ -541,6 +567,9 @@ fn human(report: &Report) -> String {
         ("active", yes(report.active)),
         ("daemon", daemon),
     ]);
+    if let Some(hint) = report.hint {
+        text += &format!("{hint}\n");
+    }
     for todo in &report.todo {
         text += &format!("-> {}\n", crate::codec::text::escape_untrusted(todo));
     }

@@ -20,7 +20,7 @@ use clap::Args;
 use serde::Serialize;
 
 use self::edit::{EditError, Entry, Format, NAME, PROGRAM_NAME};
-use self::file::{FileError, Kept};
+use self::file::{FileError, Kept, New};
 use self::program::{Found, Program};
 use super::output::{json_line, print, table};
 use super::{exit, report};
@@ -28,6 +28,9 @@ use crate::api::types::{ApiError, Label};
 
 /// Times that a file is looked at anew when its harness has written it meanwhile.
 const TRIES: u32 = 3;
+/// Codes of a harness named in vain.
+const UNKNOWN: &str = "harness_unknown";
+const KNOWN: &str = "harness_known";
 /// The harness that takes plugins.
 const CLAUDE_CODE: &str = "claude-code";
 
@@ -35,11 +38,14 @@ const CLAUDE_CODE: &str = "claude-code";
 ///
 /// Claude Code, Codex and OpenCode are set up in their own files, where only the entry `agent-comms`
 /// is changed; OpenCode gets a plugin file as well, which brings messages. pi gets an extension, which
-/// does all of it. For any other harness the lines to put in are printed.
+/// does all of it. For any other harness --by-hand prints the lines to put in.
 #[derive(Args, Clone, Debug)]
 pub struct SetupArgs {
-    /// claude-code, codex, opencode, pi, or any other [default: those that are found]
+    /// claude-code, codex, opencode or pi; any other with --by-hand [default: those that are found]
     harness: Option<Label>,
+    /// Print the lines that another harness takes in its MCP configuration, and change nothing
+    #[arg(long, requires = "harness", conflicts_with_all = ["what", "print", "plugin", "project", "replace"])]
+    by_hand: bool,
     /// Take it back
     #[arg(long, group = "what")]
     remove: bool,
@@ -77,6 +83,8 @@ struct Harness {
 struct Config {
     file: PathBuf,
     format: Format,
+    /// Whose project it is in, if it is in one.
+    project: Option<PathBuf>,
 }
 
 impl Harness {
@@ -89,7 +97,8 @@ impl Harness {
             Format::Codex => dir.join(".codex/config.toml"),
             Format::OpenCode => opencode_file(dir),
         };
-        Some(Self { config: Some(Config { file, format }), program: None, ..self })
+        let config = Config { file, format, project: Some(dir.to_owned()) };
+        Some(Self { config: Some(config), program: None, ..self })
     }
 
     /// The file that makes it start commsd.
@@ -124,18 +133,18 @@ fn harnesses(home: &Path, env: impl Fn(&str) -> Option<OsString>) -> Vec<Harness
         Harness {
             name: CLAUDE_CODE,
             traces: vec![claude.unwrap_or_else(|| home.join(".claude")), claude_file.clone()],
-            config: Some(Config { file: claude_file, format: Format::McpServers }),
+            config: Some(Config::of_user(claude_file, Format::McpServers)),
             program: None,
         },
         Harness {
             name: "codex",
-            config: Some(Config { file: codex.join("config.toml"), format: Format::Codex }),
+            config: Some(Config::of_user(codex.join("config.toml"), Format::Codex)),
             program: None,
             traces: vec![codex],
         },
         Harness {
             name: "opencode",
-            config: Some(Config { file: opencode_file(&opencode), format: Format::OpenCode }),
+            config: Some(Config::of_user(opencode_file(&opencode), Format::OpenCode)),
             program: Some((Program::OpenCode, Program::OpenCode.place(&opencode))),
             traces: vec![opencode],
         },
@@ -187,6 +196,17 @@ impl State {
             Self::Changed => "changed",
             Self::ByHand => "by hand",
             Self::Refused => "refused",
+        }
+    }
+
+    /// The same where nothing is done yet.
+    const fn said(self, dry: bool) -> &'static str {
+        match self {
+            Self::SetUp if dry => "to be set up",
+            Self::Updated if dry => "to be updated",
+            Self::Replaced if dry => "to be replaced",
+            Self::Removed if dry => "to be removed",
+            state => state.as_str(),
         }
     }
 }
@@ -249,6 +269,8 @@ struct Report {
     /// Nothing was written.
     dry_run: bool,
     harnesses: Vec<Line>,
+    #[serde(skip)]
+    what: What,
 }
 
 /// Why a harness is left as it is.
@@ -311,7 +333,10 @@ pub(super) fn run(args: &SetupArgs, flags: &[OsString], json: bool) -> ExitCode 
             let printed = print(&text);
             if failed { exit::FAILED.into() } else { printed }
         }
-        Err(error) => report(&error, json, exit::FAILED),
+        Err(error) => {
+            let usage = matches!(error.code.as_str(), UNKNOWN | KNOWN);
+            report(&error, json, if usage { exit::USAGE } else { exit::FAILED })
+        }
     }
 }
 
@@ -369,6 +394,15 @@ fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
         "claude" => CLAUDE_CODE,
         name => name,
     });
+    if let Some(other) = named.filter(|_| args.by_hand) {
+        if known.iter().any(|harness| harness.name == other) {
+            let todo = format!("commsd setup {other} --print shows what goes where");
+            let text = format!("{other} takes other lines than most, and setup knows them");
+            return Err(ApiError::new(KNOWN, text, todo));
+        }
+        let line = by_hand(other, &entry(other)?);
+        return Ok(Report { dry_run: false, harnesses: vec![line], what });
+    }
     let mut lines = Vec::new();
     for harness in &known {
         let installed = harness.traces.iter().any(|trace| trace.exists());
@@ -382,16 +416,17 @@ fn carry_out(args: &SetupArgs, flags: &[OsString]) -> Result<Report, ApiError> {
         }
     }
     if let Some(other) = named.filter(|_| lines.is_empty()) {
-        lines.push(by_hand(other, &entry(other)?));
+        return Err(unknown(other, args.project.is_some()));
     }
     if lines.is_empty() {
         return Err(ApiError::new(
             "no_harness",
             "neither Claude Code nor Codex nor OpenCode nor pi is found",
-            "name the harness: `commsd setup claude-code`, or any other for the lines to put in",
+            "name the harness: `commsd setup claude-code`; for any other, `commsd setup NAME --by-hand` \
+             prints the lines to put in",
         ));
     }
-    Ok(Report { dry_run: args.print, harnesses: lines })
+    Ok(Report { dry_run: args.print, harnesses: lines, what })
 }
 
 /// How it stands with each harness that is installed or set up, for `commsd doctor`: its name, a
@@ -453,6 +488,22 @@ fn entry(program: &Path, harness: &str, flags: &[OsString]) -> Result<Entry, Api
         args.push(text(flag)?);
     }
     Ok(Entry { program: text(program.as_os_str())?, args })
+}
+
+/// For the name of a harness whose files are not known, or that has none in a project.
+fn unknown(name: &str, in_project: bool) -> ApiError {
+    let names = "claude-code, codex, opencode and pi";
+    if in_project {
+        let text = format!("setup does not know a project's file for {name}");
+        let todo = "the known ones are claude-code, codex and opencode; pi's extension is the user's own: \
+                    commsd setup pi";
+        return ApiError::new(UNKNOWN, text, todo);
+    }
+    let todo = format!(
+        "the known ones are {names}; for another one, `commsd setup {name} --by-hand` prints the lines to \
+         put in"
+    );
+    ApiError::new(UNKNOWN, format!("setup does not know the harness {name}"), todo)
 }
 
 /// For a harness whose files are not known.
@@ -549,6 +600,26 @@ fn program_too(
 }
 
 impl Config {
+    fn of_user(file: PathBuf, format: Format) -> Self {
+        Self { file, format, project: None }
+    }
+
+    fn open(&self) -> Result<Kept, FileError> {
+        let new = if self.project.is_some() { New::Shared } else { New::Private };
+        Kept::open_as(&self.file, new)
+    }
+
+    /// Takes away the folder of a file that was made here and is gone, if nothing else is in it: in a
+    /// project, which is not the harness's own, it was made for that file.
+    fn tidy(&self) {
+        let folder = self.file.parent();
+        if let Some(folder) =
+            folder.filter(|folder| self.project.as_deref().is_some_and(|dir| dir != *folder))
+        {
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+
     /// For an error about what the file says.
     fn of<T>(&self, result: Result<T, EditError>) -> Result<T, SetupError> {
         result.map_err(|source| SetupError::Edit { path: self.file.clone(), source })
@@ -588,7 +659,7 @@ fn set_up(
     dry: bool,
     line: &mut Line,
 ) -> Result<State, SetupError> {
-    let kept = Kept::open(&config.file)?;
+    let kept = config.open()?;
     let format = config.format;
     let text = kept.text.as_deref().unwrap_or_default();
     let found = config.of(format.find(text))?;
@@ -641,7 +712,7 @@ fn set_up(
 }
 
 fn remove(config: &Config, dry: bool, line: &mut Line) -> Result<State, SetupError> {
-    let kept = Kept::open(&config.file)?;
+    let kept = config.open()?;
     let format = config.format;
     let Some(text) = kept.text.as_deref() else { return Ok(State::NotSetUp) };
     match config.of(format.find(text))? {
@@ -658,6 +729,9 @@ fn remove(config: &Config, dry: bool, line: &mut Line) -> Result<State, SetupErr
     kept.writable()?;
     if !dry {
         kept.write(new.as_deref())?;
+        if new.is_none() {
+            config.tidy();
+        }
         if before.is_some() && new == before {
             kept.drop_backup()?;
         } else {
@@ -675,7 +749,7 @@ fn human(report: &Report) -> String {
         let file = line.file.as_deref().map(|file| file.display().to_string());
         rows.push([
             format!("{}{installed}", line.harness),
-            line.state.as_str().to_owned(),
+            line.state.said(report.dry_run).to_owned(),
             file.unwrap_or_else(|| "put this into its MCP configuration:".into()),
         ]);
         let mut below = |text: String| rows.push([String::new(), String::new(), text]);
@@ -687,7 +761,13 @@ fn human(report: &Report) -> String {
             below(format!("starts {program}"));
         }
         if let Some(plugin) = &line.plugin {
-            below(format!("messages are brought by {}", plugin.display()));
+            let what = match (line.state, report.dry_run) {
+                (State::Removed, true) => "its plugin file would go too",
+                (State::Removed, false) => "its plugin file is gone too",
+                (_, true) => "messages would be brought by",
+                (_, false) => "messages are brought by",
+            };
+            below(format!("{what}: {}", plugin.display()));
         }
         if let Some(backup) = &line.backup {
             below(format!("as it was before: {}", backup.display()));
@@ -701,9 +781,9 @@ fn human(report: &Report) -> String {
     if report.dry_run {
         text += "nothing was changed\n";
     }
-    if report.harnesses.iter().any(|line| {
-        !report.dry_run && matches!(line.state, State::SetUp | State::Updated | State::Replaced)
-    }) {
+    let news = |line: &Line| matches!(line.state, State::SetUp | State::Updated | State::Replaced);
+    let done = report.what != What::Status && !report.dry_run;
+    if done && report.harnesses.iter().any(news) {
         text += "sessions that are started from now on have it\n";
     }
     text

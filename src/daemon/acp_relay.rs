@@ -90,11 +90,15 @@ impl From<RelayError> for ApiError {
 }
 
 /// Runs the relay until it is told to stop by SIGTERM, SIGINT or SIGHUP; a second signal ends the
-/// process at once. `started` is called with the address once it takes requests.
+/// process at once. `started` is called once it takes requests, with the address and
+/// whether it is open beyond this machine without TLS.
 ///
 /// # Errors
 /// What keeps it from starting; nothing is left bound then.
-pub fn run(options: RelayOptions, started: impl FnOnce(SocketAddr)) -> Result<(), RelayError> {
+pub fn run(
+    options: RelayOptions,
+    started: impl FnOnce(SocketAddr, bool),
+) -> Result<(), RelayError> {
     let descriptors = sys::raise_descriptor_limit().unwrap_or_else(|_| sys::descriptor_limit());
     let most = descriptors.soft.saturating_sub(OTHER_DESCRIPTORS).max(1);
     let mut limits = ServerLimits { tables: options.limits, ..ServerLimits::default() };
@@ -104,6 +108,8 @@ pub fn run(options: RelayOptions, started: impl FnOnce(SocketAddr)) -> Result<()
         limits.tables.mailbox_bytes = bytes;
     }
     let tls = options.tls.is_some();
+    // A proxy in front has the certificate.
+    let encrypted = tls || options.behind_proxy;
     let server = ServerOptions {
         state: options.state,
         tls: options.tls,
@@ -135,8 +141,12 @@ pub fn run(options: RelayOptions, started: impl FnOnce(SocketAddr)) -> Result<()
                 .with("origin", server.origin())
                 .with("tls", tls),
         );
+        let plaintext = !encrypted && !address.ip().is_loopback();
+        if plaintext {
+            emit(&event("acp_relay_plaintext").with("address", address));
+        }
         notify(&[sd_notify::NotifyState::Ready]);
-        started(address);
+        started(address, plaintext);
         server.serve(stop).await;
         notify(&[sd_notify::NotifyState::Stopping]);
         emit(&event("acp_relay_stopped").with("uptime_ms", clock.now().mono));

@@ -175,7 +175,7 @@ impl Owner {
                 let known = self.mesh_visibilities();
                 self.answer(conn, id, Ok(known));
             }
-            _ => self.refuse(conn, id, ApiError::plain("internal", "no such result")),
+            _ => self.refuse(conn, id, ApiError::internal("no such result")),
         }
     }
 

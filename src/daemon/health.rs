@@ -46,6 +46,12 @@ impl Owner {
         let status = self.node.status();
         let mut found = self.health.lasting.clone();
         if status.port_failures >= PORT_ROUNDS {
+            let todo = if self.hub.status().first_contact {
+                "see what holds it (ss -ltnp) and end it; peers are found by first contact meanwhile"
+            } else {
+                "see what holds it (ss -ltnp) and end it: without first contact no peer is found \
+                 meanwhile (it is off, by --no-first-contact or first-contact = false, or has no port)"
+            };
             found.push(condition(
                 "port_occupied",
                 Severity::Warning,
@@ -53,7 +59,7 @@ impl Owner {
                     "port {} can be neither bound nor joined: something that is no peer has it",
                     self.config.port
                 ),
-                "see what holds it (ss -ltnp) and end it; peers are found by first contact meanwhile",
+                todo,
             ));
         }
         found.extend(self.store_conditions());

@@ -102,7 +102,11 @@ impl Owner {
 /// The machine's addresses.
 pub(super) fn interfaces() -> Result<types::MeshInterfaces, ApiError> {
     let found = if_addrs::get_if_addrs().map_err(|error| {
-        ApiError::plain("interfaces_unknown", format!("the system does not list them: {error}"))
+        ApiError::new(
+            "interfaces_unknown",
+            format!("the system does not list its addresses: {error}"),
+            "look at them another way (ip address); mesh_listen takes any of this machine",
+        )
     })?;
     let interfaces = found
         .into_iter()

@@ -3,6 +3,7 @@
 
 pub mod acp;
 pub mod acp_relay;
+mod advice;
 mod codes;
 pub mod config;
 mod discovery;

@@ -554,8 +554,7 @@ impl Owner {
             && let Some((action, viewer)) = self.actions.remove(&(conn, id.clone()))
         {
             let value = result.and_then(|result| {
-                serde_json::to_value(result)
-                    .map_err(|error| ApiError::plain("internal", error.to_string()))
+                serde_json::to_value(result).map_err(|error| ApiError::internal(error.to_string()))
             });
             self.local.reply(conn, id, &render::result(&action, &viewer, value));
             return;

@@ -1,7 +1,8 @@
 //! What waits for a yes or no, as clients see it, and which of it they mean.
 
+use super::advice::todo;
 use super::owner::Owner;
-use super::requests::{some_text, todo};
+use super::requests::some_text;
 use crate::api::types::{ApiError, PendingKind, PendingRef, PendingRequest, Time};
 use crate::identity::device::DeviceId;
 use crate::mesh::wire::capability;

@@ -74,11 +74,15 @@ impl From<HubError> for ApiError {
 }
 
 /// Runs the hub until it is told to stop by SIGTERM, SIGINT or SIGHUP; a second signal ends the
-/// process at once. `started` is called with the address once it takes links.
+/// process at once. `started` is called once it takes links, with the address and
+/// whether it is open beyond this machine without TLS.
 ///
 /// # Errors
 /// What keeps it from starting; nothing is left bound then.
-pub fn run(mut options: HubOptions, started: impl FnOnce(SocketAddr)) -> Result<(), HubError> {
+pub fn run(
+    mut options: HubOptions,
+    started: impl FnOnce(SocketAddr, bool),
+) -> Result<(), HubError> {
     let descriptors = sys::raise_descriptor_limit().unwrap_or_else(|_| sys::descriptor_limit());
     let most = descriptors.soft.saturating_sub(OTHER_DESCRIPTORS).max(1);
     let limits = &mut options.server.limits;
@@ -94,6 +98,8 @@ pub fn run(mut options: HubOptions, started: impl FnOnce(SocketAddr)) -> Result<
         let stop = CancellationToken::new();
         watch_signals(stop.clone())?;
         let tls = options.server.tls.is_some();
+        // A proxy in front has the certificate.
+        let encrypted = tls || options.server.behind_proxy;
         let server = RelayServer::bind(options.listen, options.server)?;
         let address = server.address();
         // Nobody asks the hub for its latest events; they are on stderr.
@@ -105,8 +111,12 @@ pub fn run(mut options: HubOptions, started: impl FnOnce(SocketAddr)) -> Result<
                 .with("address", address)
                 .with("tls", tls),
         );
+        let plaintext = !encrypted && !address.ip().is_loopback();
+        if plaintext {
+            emit(&event("hub_plaintext").with("address", address));
+        }
         notify(&[sd_notify::NotifyState::Ready]);
-        started(address);
+        started(address, plaintext);
         server.serve(stop).await;
         notify(&[sd_notify::NotifyState::Stopping]);
         emit(&event("hub_stopped").with("uptime_ms", clock.now().mono));

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use super::advice::{detached, todo};
 use super::hygiene::Place;
 use super::identities::{OpenError, OpenSlot};
 use super::owner::{Client, Opening, Owner, Pushed, Reply, Waiting};
@@ -36,6 +37,11 @@ const MAX_SHORT_CHARS: usize = 64;
 const MAX_GRANT_TEXT: usize = 16 * 1024;
 /// Candidates listed when a name is ambiguous.
 const MAX_CANDIDATES: usize = 8;
+
+/// Whether a text can be the beginning of an id.
+fn is_prefix(text: &str) -> bool {
+    text.len() >= MIN_PREFIX && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
 
 /// Rough size of an event in an answer.
 pub(super) fn weight(event: &types::Event) -> usize {
@@ -113,53 +119,6 @@ pub(super) fn some_text(text: &str) -> Option<String> {
 
 pub(super) fn wait_ms(wait: Option<WaitSecs>) -> u64 {
     wait.map_or(0, |wait| wait.get() * 1000)
-}
-
-/// What to do about a failed command.
-pub(super) fn todo(code: &str) -> Option<&'static str> {
-    Some(match code {
-        "room_not_found" => {
-            "list_rooms, or `commsd rooms`, lists the rooms; a room is named by path or name"
-        }
-        "room_exists" => "choose another name, or join it",
-        "not_member" => "join the room first",
-        "not_owner" => "only the owner can do that; the list of rooms names it",
-        "agent_not_found" => {
-            "list_agents, or `commsd agents`, lists the agents; a hidden one is named by its full id"
-        }
-        "join_refused" => "ask the owner for an invitation",
-        "not_connected" => {
-            "the other side is not connected; try again when the list of agents shows it"
-        }
-        "not_pending" => "room_pending, or `commsd pending`, lists what waits",
-        "too_large" => "write it to a file and send the path",
-        "invalid_name" | "invalid_tags" => "choose another name",
-        "store_failed" => {
-            "free space or mend the disk (`commsd status`); it need not be asked for again"
-        }
-        "not_allowed" | "expired" | "revoked" | "unauthorized" => {
-            "ask for it: the vault's command request, or `commsd vault request AGENT/SHARE`"
-        }
-        "not_shared" => "its owner shares a vault with `commsd vault share`",
-        "read_only" => "its owner shares it for writing with `commsd vault share --write`",
-        "share_not_found" => "`commsd vault shares` lists what is shared",
-        "connect_failed" => "check name and port; there `commsd run --listen` says where it is",
-        "busy" => "try again in a moment",
-        "connection_lost" => "look whether it is done before you try again",
-        "timeout" | "leave_failed" => "try again later",
-        "invite_failed" => "the agent may join by name all the same; tell it another way",
-        _ => return None,
-    })
-}
-
-impl From<CommandError> for ApiError {
-    fn from(error: CommandError) -> Self {
-        Self {
-            code: error.code.to_owned(),
-            todo: todo(error.code).map(str::to_owned),
-            message: error.message,
-        }
-    }
 }
 
 impl Owner {
@@ -653,7 +612,7 @@ impl Owner {
             }
         };
         let Some(agent) = agent else {
-            let error = ApiError::plain(ApiError::NOT_ATTACHED, "the connection has detached");
+            let error = detached();
             self.refuse(conn, &id, error);
             return;
         };
@@ -689,7 +648,9 @@ impl Owner {
             }
             (Reply::Vault(reply), result) => self.vault_answered(conn, &id, reply, result),
             (Reply::Insight(device), CommandResult::Version(version)) => {
-                let found = types::MeshVersion { device: device.hex(), version };
+                let peers = self.node.status().peers.into_iter();
+                let agent_comms = peers.filter(|p| p.device == device).find_map(|p| p.version);
+                let found = types::MeshVersion { device: device.hex(), version, agent_comms };
                 self.answer(conn, &id, Ok(found));
             }
             (Reply::Insight(device), CommandResult::Traced { rtt_ms, relayed, hub }) => {
@@ -727,7 +688,7 @@ impl Owner {
                 | Reply::Operator(_),
                 _,
             ) => {
-                self.refuse(conn, &id, ApiError::plain("internal", "no such result"));
+                self.refuse(conn, &id, ApiError::internal("no such result"));
             }
         }
     }
@@ -969,7 +930,7 @@ impl Owner {
         };
         let by_petname =
             named(&|id, _| petnames.as_ref().and_then(|names| names.get(id)) == Some(text));
-        let hex = text.len() >= MIN_PREFIX && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let hex = is_prefix(text);
         let prefix = text.to_ascii_lowercase();
         let by_prefix =
             if hex { named(&|id, _| id.hex().starts_with(&prefix)) } else { BTreeSet::new() };
@@ -998,11 +959,32 @@ impl Owner {
                 }
             }
         }
+        if hex {
+            let mut daemons = self.daemons().filter(|id| id.hex().starts_with(&prefix));
+            if let (Some(daemon), None) = (daemons.next(), daemons.next()) {
+                return Ok(daemon);
+            }
+        }
         Err(ApiError::new(
             "agent_not_found",
             format!("no agent is called {text:?}"),
             todo("agent_not_found").unwrap_or_default(),
         ))
+    }
+
+    /// The daemons of the mesh that are connected, and this one: they have shares, and no names.
+    fn daemons(&self) -> impl Iterator<Item = DeviceId> {
+        let peers = self.node.status().peers.into_iter().map(|peer| peer.device);
+        // Others' devices are agents, of which some are hidden.
+        let daemons = peers.filter(|device| self.node.daemon_of(device) == Some(*device));
+        daemons.chain([self.node.daemon()])
+    }
+
+    /// Whether a text names this agent. One need not be known any more, or be seen, where the beginning
+    /// of its id is given.
+    fn is_called(&self, id: &DeviceId, text: &str, viewer: &DeviceId) -> bool {
+        let prefix = is_prefix(text) && id.hex().starts_with(&text.to_ascii_lowercase());
+        prefix || self.find_agent(text, viewer).is_ok_and(|found| found == *id)
     }
 
     /// The room that an agent means. Of several, one that it is in: a stranger can give its own
@@ -1027,11 +1009,21 @@ impl Owner {
         }
         // Rooms are listed by what their names were made into.
         let slug = room_path::slug(text);
-        // A conversation has a path and no name, and is nobody's room by none.
         let spells = |name: &str| name == text || Some(name) == slug.as_deref();
+        // Or by their owner and that: lists in text show the beginning of its id.
+        let of_owner =
+            text.split_once('/').map(|(owner, name)| (owner, name, room_path::slug(name)));
+        let owned = |name: &str, path: &RoomPath| {
+            of_owner.as_ref().is_some_and(|(owner, text, slug)| {
+                (name == *text || Some(name) == slug.as_deref())
+                    && path.owner().is_some_and(|id| self.is_called(&id, owner, viewer))
+            })
+        };
+        // A conversation has a path and no name, and is nobody's room by none.
         // A secret room's path has a mark before the name, and is what lists show.
         let is_meant = |name: &str, path: &RoomPath| {
-            !name.is_empty() && (spells(name) || spells(path.local_name()))
+            let named = |name: &str| spells(name) || owned(name, path);
+            !name.is_empty() && (named(name) || named(path.local_name()))
         };
         let (mut joined, mut others) = (Vec::new(), Vec::new());
         for view in self.node.rooms(Some(viewer)) {
@@ -1072,10 +1064,7 @@ impl Owner {
     // --- views ------------------------------------------------------------------------------------------
 
     fn whoami(&self, agent: &DeviceId) -> Result<types::Whoami, ApiError> {
-        let record: &AgentRecord = self
-            .node
-            .own_agent(agent)
-            .ok_or_else(|| ApiError::plain(ApiError::NOT_ATTACHED, "the agent has left service"))?;
+        let record: &AgentRecord = self.node.own_agent(agent).ok_or_else(detached)?;
         let rooms = self
             .node
             .rooms(Some(agent))

@@ -12,9 +12,10 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Semaphore, mpsc};
 
+use super::advice::{detached, todo};
 use super::owner::{Owner, Reply};
 use super::pending::not_pending;
-use super::requests::{todo, wait_ms};
+use super::requests::wait_ms;
 use crate::api::types::{
     self, ApiError, GrantTerms, PendingRef, PermissionStatus, Request, RequestId, Time,
     VaultAnswer, VaultCallParams, VaultDelegateParams, VaultGrant, VaultMode, VaultPermission,
@@ -193,7 +194,7 @@ impl Desk {
     ) {
         let done = self.done.clone();
         tokio::spawn(async move {
-            let failed = || Err(ApiError::plain("internal", "the code could not be worked on"));
+            let failed = || Err(ApiError::internal("the code could not be worked on"));
             let result = tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| failed());
             // An owner that has ended waits for nothing.
             let _ = done.send(told(result)).await;
@@ -333,7 +334,8 @@ fn look(path: &str) -> Result<String, ApiError> {
 /// A payload from a file of the client's.
 fn read_payload(path: &str) -> Result<String, ApiError> {
     let failed = |why: String| {
-        ApiError::new("vault_payload", format!("cannot read the payload {path}: {why}"), "")
+        let todo = "give a regular file of UTF-8 text by its absolute path";
+        ApiError::new("vault_payload", format!("cannot read the payload {path}: {why}"), todo)
     };
     let path = Path::new(path);
     if !path.is_absolute() || !path.is_file() {
@@ -575,7 +577,8 @@ impl Owner {
         match reply {
             OperatorReply::Share(name) => {
                 let share = self.vault_shares().into_iter().find(|share| share.name == name);
-                let gone = || ApiError::plain("share_not_found", "it is not shared any more");
+                let gone =
+                    || CommandError::new("share_not_found", "it is not shared any more").into();
                 self.answer(conn, id, share.ok_or_else(gone));
             }
             OperatorReply::Was(share) => self.answer(conn, id, Ok(*share)),
@@ -670,7 +673,7 @@ impl Owner {
             payload: params.payload,
             confirmed: params.confirmed,
         };
-        let internal = || ApiError::plain("internal", "the call cannot be written");
+        let internal = || ApiError::internal("the call cannot be written");
         let Ok(Value::Map(members)) = cbor::to_value(&asked) else { return Err(internal()) };
         let mut members: Vec<(String, Value)> = members
             .into_iter()
@@ -738,9 +741,7 @@ impl Owner {
                 let here = self.viewer(conn) == Some(agent);
                 let called = match here {
                     true => self.vault_call_with(conn, &id, agent, params),
-                    false => {
-                        Err(ApiError::plain(ApiError::NOT_ATTACHED, "the connection has detached"))
-                    }
+                    false => Err(detached()),
                 };
                 if let Err(error) = called {
                     self.refuse(conn, &id, error);

@@ -43,7 +43,7 @@ pub(super) async fn call(
             let work = tokio::task::spawn_blocking(move || here(place, agent, *own));
             let answer = match work.await {
                 Ok(answer) => answer,
-                Err(_) => Err(ApiError::plain("internal", "the command did not end")),
+                Err(_) => Err(ApiError::internal("the command did not end")),
             };
             answered(None, &call, &answer, offset)
         }

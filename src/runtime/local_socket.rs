@@ -967,7 +967,11 @@ fn read_request(
     }
     let (id, request) = typed(raw)?;
     if matches!(request, Request::Hello(_)) {
-        let error = ApiError::plain(ApiError::INVALID_REQUEST, "hello has already been said");
+        let error = ApiError::new(
+            ApiError::INVALID_REQUEST,
+            "hello has already been said",
+            "send it once, as the first request of a connection",
+        );
         return Err((Some(id), error));
     }
     conn.in_flight.lock().insert(id.clone());

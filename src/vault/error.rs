@@ -45,7 +45,7 @@ pub enum VaultError {
     #[error("{} is not a regular file; move it away", escape_untrusted(.0))]
     NotRegular(String),
     /// Larger than what is read.
-    #[error("{} is larger than {limit} bytes", escape_untrusted(path))]
+    #[error("{} is larger than {limit} bytes; split it", escape_untrusted(path))]
     TooLarge {
         /// The file.
         path: String,
@@ -62,11 +62,11 @@ pub enum VaultError {
     #[error("{} was changed by somebody else at the same moment; read it and try again", escape_untrusted(.0))]
     Raced(String),
     /// No vault.
-    #[error("there is no EchoesVault in this workspace; run init first")]
+    #[error("there is no EchoesVault in this workspace; make one there with `commsd vault init`")]
     Uninitialized,
     /// A vault of an older tool.
     #[error(
-        "there is an EchoesVault without a marker here, as older tools left it; run init or migrate first"
+        "there is an EchoesVault without a marker here, as older tools left it; run `commsd vault migrate` there first, or `commsd vault init`"
     )]
     Legacy,
     /// The marker does not let a writer through.
@@ -106,7 +106,7 @@ pub enum VaultError {
     #[error("nothing was migrated: {}", escape_untrusted(.0.as_str()))]
     Migration(String),
     /// No such page.
-    #[error("there is no page '{}'", escape_untrusted(.0))]
+    #[error("there is no page '{}'; the vault's index lists them", escape_untrusted(.0))]
     NoPage(String),
     /// The page exists and no hash was given.
     #[error(
@@ -121,19 +121,19 @@ pub enum VaultError {
     )]
     HashStale(String),
     /// A page twice in one payload.
-    #[error("page '{}' occurs twice in the payload", escape_untrusted(.0))]
+    #[error("page '{}' occurs twice in the payload; send it once", escape_untrusted(.0))]
     PageTwice(String),
     /// The final saving was not confirmed.
     #[error("end needs --confirm-explicit-user-end: run it only after the user has asked for it")]
     Unconfirmed,
     /// Nothing usable is left of an agent's name.
-    #[error("agent name '{}' has no usable character (a-z, 0-9, '.', '_', '-')", escape_untrusted(.0))]
+    #[error("agent name '{}' has no usable character; use some of a-z, 0-9, '.', '_', '-'", escape_untrusted(.0))]
     Agent(String),
     /// A command from elsewhere that does not fit.
     #[error("{}", escape_untrusted(.0))]
     Request(String),
     /// A blank query.
-    #[error("the query is empty")]
+    #[error("the query is empty; give the text that is looked for")]
     Query,
     /// A user's file where a generated one belongs.
     #[error("{} was not written by EchoesVault; move it away and run the command again", .0)]
@@ -164,7 +164,9 @@ pub enum VaultError {
     )]
     LockLost,
     /// Called off.
-    #[error("interrupted before everything was written; the lock has been given back")]
+    #[error(
+        "interrupted before everything was written; the lock has been given back; run the command again"
+    )]
     Interrupted,
     /// The repository's runtime is newer and must do the work.
     #[error(
@@ -172,15 +174,17 @@ pub enum VaultError {
     )]
     NewerRuntime(String),
     /// The repository's runtime is older.
-    #[error("the project's runtime is engine {0}, which is older than this one; run upgrade first")]
+    #[error(
+        "the project's runtime is engine {0}, which is older than this one; run `commsd vault upgrade` there first"
+    )]
     OlderRuntime(String),
     /// The repository's runtime is something else.
     #[error(
-        ".echoes-vault/echoes_vault.py cannot be worked with ({0}); move it away and run upgrade, or use the tool that it belongs to"
+        ".echoes-vault/echoes_vault.py cannot be worked with ({0}); move it away and run `commsd vault upgrade`, or use the tool that it belongs to"
     )]
     ForeignRuntime(String),
     /// There is no runtime, and this command installs none.
-    #[error("there is no project runtime; run init or upgrade first")]
+    #[error("there is no project runtime; run `commsd vault upgrade` there first")]
     NoRuntime,
     /// The newer runtime could not be run.
     #[error("cannot run the project's newer runtime: {0}; install Python 3.9 or later as python3")]

@@ -554,6 +554,7 @@ fn workers_are_discovered() {
     let ran = place.acp(&["discover", "--relay", &url]);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(4), ""), "{ran:?}");
     assert!(ran.stderr.contains("RELAY_UNREACHABLE"));
+    assert!(ran.stderr.contains("check the relay's URL"), "{ran:?}");
     for args in [
         &["--relay", "http://169.254.169.254/"][..],
         &["--relay", &url, "--allow-private-relay=false"],
@@ -602,6 +603,21 @@ fn a_relay_is_started_asked_and_stopped() {
     let args = ["relay", "start", "--host", "0.0.0.0", "--port", "0", "--state", "other"];
     let ran = place.acp(&args);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
+
+    // Open to others without TLS: whoever starts it is told.
+    let mut command = place.command(Path::new(env!("CARGO_BIN_EXE_commsd")));
+    command.args(["acp"]).args(args).args(["--origin", "http://relay.example", "--log", "json"]);
+    let mut relay = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = std::io::BufReader::new(relay.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("--behind-proxy") {
+        let read = std::io::BufRead::read_line(&mut stderr, &mut said).unwrap();
+        assert_ne!(read, 0, "{said}");
+    }
+    assert!(said.contains("acp_relay_plaintext"), "{said}");
+    let pid = rustix::process::Pid::from_child(&relay);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    relay.wait().unwrap();
 }
 
 /// The office of a key, opened for the moment: it knows no relay.

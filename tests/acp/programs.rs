@@ -177,7 +177,8 @@ impl Place {
         let mut id = String::new();
         self.until(gate, || {
             let waiting = self.json(&["approvals", "list", "--key", key]);
-            let asked = waiting.as_array().unwrap().iter().find(|asked| asked["gate"] == gate);
+            let asked =
+                waiting["approvals"].as_array().unwrap().iter().find(|asked| asked["gate"] == gate);
             id = asked.map_or_else(String::new, |asked| asked["id"].as_str().unwrap().to_owned());
             !id.is_empty()
         });
@@ -301,7 +302,7 @@ fn the_owner_answers_from_another_terminal() {
         let mut id = String::new();
         place.until("the question", || {
             let waiting = place.json(&["approvals", "list", "--key", &bob]);
-            let first = waiting.get(0).map(|question| {
+            let first = waiting["approvals"].get(0).map(|question| {
                 assert_eq!(question["gate"], "contract_acceptance");
                 question["id"].as_str().unwrap().to_owned()
             });
@@ -314,14 +315,15 @@ fn the_owner_answers_from_another_terminal() {
         delegated.join().unwrap()
     });
     assert!(delegated.starts_with("SETTLED"), "{delegated}");
-    let tasks = place.json(&["tasks", "--key", &bob]);
+    let tasks = place.json(&["tasks", "--key", &bob])["tasks"].take();
     assert_eq!((tasks[0]["role"].as_str(), tasks.as_array().unwrap().len()), (Some("worker"), 1));
     // The requester's office has closed; its tasks are there all the same.
     place.until("the end", || {
-        place.json(&["tasks", "--key", &bob, "--state", "SETTLED"])[0]["status"] == "SETTLED"
+        place.json(&["tasks", "--key", &bob, "--state", "SETTLED"])["tasks"][0]["status"]
+            == "SETTLED"
     });
     let mine = place.json(&["tasks", "--key", &key]);
-    let id = mine[0]["taskId"].as_str().unwrap();
+    let id = mine["tasks"][0]["taskId"].as_str().unwrap();
     assert_eq!(place.json(&["task", id, "--key", &key])["status"], "SETTLED");
 }
 
@@ -359,7 +361,7 @@ echo '{"summary":"","findings":['"$(use one),$(use two)"']}'
         let mut found = Value::Null;
         place.until("the question", || {
             let waiting = place.json(&["approvals", "list", "--key", &key]);
-            found = waiting.get(0).cloned().unwrap_or_default();
+            found = waiting["approvals"].get(0).cloned().unwrap_or_default();
             let about = found["about"][0].as_str().unwrap_or_default();
             about.contains(page)
         });
@@ -490,7 +492,8 @@ fn a_signal_cancels_and_nothing_is_left_running() {
     let (_relay, url) = place.relay("0");
     let mark = format!("{}", 80_000 + std::process::id() % 9999);
     let sleep = format!("sleep {mark}");
-    let worker = place.worker(&url, &["--adapter", "command", "--cmd", &sleep, "--auto-accept"]);
+    let mut worker =
+        place.worker(&url, &["--adapter", "command", "--cmd", &sleep, "--auto-accept"]);
     let key = place.text("alice.json");
     let args = place.delegate(&key, &worker.line);
     let mut child = place.command(&args);
@@ -503,6 +506,9 @@ fn a_signal_cancels_and_nothing_is_left_running() {
     delegate.child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(said.starts_with("CANCELLED"), "{said}");
     assert!(!sleeping(&mark));
+    // A worker is a service: asked to end, it ends in order.
+    worker.signal(Signal::INT);
+    assert_eq!(worker.ended(), Some(0));
 }
 
 #[test]
@@ -572,7 +578,7 @@ fn a_relay_that_is_killed_and_comes_back_loses_nothing() {
         let mut id = String::new();
         place.until("the question", || {
             let waiting = place.json(&["approvals", "list", "--key", &bob]);
-            id = waiting[0]["id"].as_str().unwrap_or_default().to_owned();
+            id = waiting["approvals"][0]["id"].as_str().unwrap_or_default().to_owned();
             !id.is_empty()
         });
         relay.signal(Signal::KILL);
@@ -597,7 +603,17 @@ fn no_relay_is_exit_code_4_and_bad_words_are_2() {
     args.extend(["--relay", &dead]);
     let output = place.run(&args);
     assert_eq!(output.status.code(), Some(4), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("RELAY_UNREACHABLE"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    for word in ["RELAY_UNREACHABLE", &dead, "check the relay's URL"] {
+        assert!(said.contains(word), "{said}");
+    }
+    // A name of the mesh is nothing that a key's own office could look up.
+    let output = place.run(&place.delegate(&key, "bob"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("BAD_INVITE") && said.contains("without --key"), "{said}");
+    let output = place.run(&["task", "task_00000000000000000000000000", "--key", &key]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("UNKNOWN_TASK") && said.contains("commsd acp tasks"), "{said}");
     let code = |change: &[&str]| {
         let mut args = place.delegate(&key, did.trim());
         args.extend(change);
@@ -615,5 +631,6 @@ fn no_relay_is_exit_code_4_and_bad_words_are_2() {
     use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(&open, fs::Permissions::from_mode(0o644)).unwrap();
     assert_eq!(place.run(&["tasks", "--key", &open]).status.code(), Some(2));
-    assert_eq!(json!(place.json(&["tasks", "--key", &key])).as_array().map(Vec::len), Some(1));
+    let tasks = place.json(&["tasks", "--key", &key]);
+    assert_eq!(tasks["tasks"].as_array().map(Vec::len), Some(1));
 }

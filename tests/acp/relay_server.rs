@@ -776,7 +776,7 @@ fn serve_as_a_child() {
         log: LogFormat::Json,
         log_filter: "off".into(),
     };
-    run(options, |address| println!("\nlistening {address}")).unwrap();
+    run(options, |address, _| println!("\nlistening {address}")).unwrap();
 }
 
 struct Process(Child);

@@ -7,7 +7,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use commsd::api::acp::{
-    AcpCall, AcpNews, AcpParams, Answer, CreateInvite, DelegateTask, MAX_WAIT_MS, TaskStatus, Work,
+    AcpCall, AcpNews, AcpParams, Answer, CreateInvite, DelegateTask, DiscoverWorkers, MAX_WAIT_MS,
+    TaskStatus, Work,
 };
 use commsd::api::client::{self, Client};
 use commsd::api::types::ApiError;
@@ -202,7 +203,7 @@ async fn work_is_ordered_through_the_daemon_by_the_command_line() {
 
     let list = said(place.dir.path(), &["--home", home, "acp", "tasks"]).await;
     assert_eq!(
-        (list[0]["taskId"].clone(), list.as_array().unwrap().len()),
+        (list["tasks"][0]["taskId"].clone(), list["tasks"].as_array().unwrap().len()),
         (done["taskId"].clone(), 1)
     );
     let id = done["taskId"].as_str().unwrap();
@@ -282,12 +283,12 @@ async fn the_owner_is_asked_and_answers_by_the_command_line_and_no_agent_can() {
     let call = |call| agent.client.call(AcpParams(Box::new(call)));
     assert_eq!(soon(call(answer)).await.unwrap_err().code, "acp_owner_only");
     // All else is open to agents.
-    let waits = soon(call(AcpCall::ListApprovals)).await.unwrap();
+    let waits = soon(call(AcpCall::ListApprovals)).await.unwrap()["approvals"].take();
     assert_eq!((&waits[0]["id"], &waits[0]["taskId"]), (&json!(id), &json!(task_id)));
 
     let home = daemon.home.path().to_str().unwrap();
     let list = said(place.dir.path(), &["--home", home, "acp", "approvals", "list"]).await;
-    assert_eq!(list[0]["id"], json!(id));
+    assert_eq!(list["approvals"][0]["id"], json!(id));
     said(place.dir.path(), &["--home", home, "acp", "approvals", "approve", &id]).await;
     let done = soon(order).await.unwrap().unwrap();
     assert_eq!((&done["status"], &done["taskId"]), (&json!("SETTLED"), &json!(task_id)));
@@ -295,6 +296,70 @@ async fn the_owner_is_asked_and_answers_by_the_command_line_and_no_agent_can() {
     let again =
         commsd(place.dir.path(), &["--home", home, "acp", "approvals", "approve", &id]).output();
     assert_eq!(soon(again).await.unwrap().status.code(), Some(1));
+}
+
+/// Ctrl-C ends the command alone, and it says so.
+#[tokio::test]
+async fn who_interrupts_a_delegation_is_told_that_it_goes_on() {
+    let place = Place::new().await;
+    let (_worker, invite) = place.worker("careful", "/bin/cat", &[]).await;
+    let daemon = place.daemon().await;
+    let home = daemon.home.path().to_str().unwrap();
+    let asked = ["--home", home, "acp", "delegate", "--to", &invite, "--title", "t", "--progress"];
+    let mut child = commsd(place.dir.path(), &asked).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+    // The course begins with the task's id.
+    let line = soon(stderr.next_line()).await.unwrap().unwrap();
+    let id = line.split(' ').next().unwrap().to_owned();
+    assert!(id.starts_with("task_"), "{line}");
+    let pid = rustix::process::Pid::from_raw(child.id().unwrap().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(130));
+    let mut said = String::new();
+    while let Some(line) = soon(stderr.next_line()).await.unwrap() {
+        said += &line;
+    }
+    for word in ["goes on with task_", &format!("acp task {id}"), &format!("acp cancel {id}")] {
+        assert!(said.contains(word), "{said}");
+    }
+    let status = TaskStatus { task_id: id, wait_ms: None };
+    let task = ask(&daemon, AcpCall::TaskStatus(status)).await.unwrap();
+    assert!(["PROPOSING", "PROPOSED"].map(Value::from).contains(&task["status"]), "{task}");
+}
+
+#[tokio::test]
+async fn an_invites_issuer_knows_whether_it_was_used_or_taken_back() {
+    let place = Place::new().await;
+    let (_worker, _) = place.echo().await;
+    let for_one = ["acp", "--state-dir", "state", "invite", "create", "--key", "echo.json"];
+    let invite = said(place.dir.path(), &for_one).await["invite"].as_str().unwrap().to_owned();
+    let daemon = place.daemon().await;
+    let home = daemon.home.path().to_str().unwrap();
+    let show = |text: &str| {
+        commsd(place.dir.path(), &["--home", home, "acp", "invite", "show", text]).output()
+    };
+    // Another's, of which nothing is known here.
+    let shown = String::from_utf8(soon(show(&invite)).await.unwrap().stdout).unwrap();
+    assert!(shown.contains("only its issuer can tell"), "{shown}");
+    let shown = said(place.dir.path(), &["--home", home, "acp", "invite", "show", &invite]).await;
+    assert_eq!((&shown["code"], &shown["uses"]), (&Value::Null, &Value::Null));
+    // The worker's office runs, and is asked.
+    let at_worker = ["acp", "--state-dir", "state", "invite", "show", &invite];
+    let shown = said(place.dir.path(), &at_worker).await;
+    assert_eq!((&shown["code"], &shown["uses"]), (&Value::Null, &json!(0)));
+    ask(&daemon, work(&invite, true)).await.unwrap();
+    let shown = said(place.dir.path(), &at_worker).await;
+    assert_eq!((&shown["code"], &shown["uses"]), (&json!("INVITE_EXHAUSTED"), &json!(1)));
+
+    // The daemon's own.
+    let made = said(place.dir.path(), &["--home", home, "acp", "invite", "create"]).await;
+    let own = made["invite"].as_str().unwrap();
+    let shown = String::from_utf8(soon(show(own)).await.unwrap().stdout).unwrap();
+    assert!(shown.contains("0 of 1 used") && shown.contains("good\n"), "{shown}");
+    let id = made["inviteId"].as_str().unwrap();
+    said(place.dir.path(), &["--home", home, "acp", "revoke", "invite", id]).await;
+    let shown = String::from_utf8(soon(show(own)).await.unwrap().stdout).unwrap();
+    assert!(shown.contains("INVITE_REVOKED"), "{shown}");
 }
 
 #[tokio::test]
@@ -306,6 +371,7 @@ async fn the_owner_answers_from_the_page() {
     let (order, mut told) = order(&daemon, work(&invite, false));
     let (id, task_id) = news(&mut told, question).await;
     let waits = web.done("operator", "acp", json!({"op": "list_approvals"})).await;
+    let waits = &waits["approvals"];
     assert_eq!((&waits[0]["id"], &waits[0]["taskId"]), (&json!(id), &json!(task_id)));
     let yes = json!({"op": "answer", "id": id, "approve": true});
     web.done("operator", "acp", yes).await;
@@ -338,7 +404,7 @@ async fn a_task_survives_the_daemons_death_before_and_after_its_delivery() {
     let home = daemon.kill().await;
     let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
     daemon.event("acp_question").await;
-    let waits = ask(&daemon, AcpCall::ListApprovals).await.unwrap();
+    let waits = ask(&daemon, AcpCall::ListApprovals).await.unwrap()["approvals"].take();
     assert_eq!(waits[0]["taskId"], json!(task_id));
     let id = waits[0]["id"].as_str().unwrap().to_owned();
     let answer = AcpCall::Answer(Answer { id, approve: true, reason: "good".into() });
@@ -361,7 +427,7 @@ async fn a_task_survives_its_workers_death_and_a_run_does_not() {
     let asked = async {
         loop {
             let list = said(place.dir.path(), &waits).await;
-            if let Some(id) = list[0]["id"].as_str() {
+            if let Some(id) = list["approvals"][0]["id"].as_str() {
                 return id.to_owned();
             }
         }
@@ -417,7 +483,7 @@ async fn two_daemons_settle_over_a_relay_though_both_are_killed() {
     let worker = Daemon::start_with(at_worker, Ports::free(), &[]).await;
     worker.event("acp_question").await;
     let list = ["--home", &at(&worker), "acp", "approvals", "list"];
-    let list = said(place.dir.path(), &list).await;
+    let list = said(place.dir.path(), &list).await["approvals"].take();
     let id = list[0]["id"].as_str().unwrap();
     assert_eq!(list[0]["gate"], "contract_acceptance");
     said(place.dir.path(), &["--home", &at(&worker), "acp", "approvals", "approve", id]).await;
@@ -510,7 +576,7 @@ print $answer =~ s/.*\r\n\r\n//sr;
     for (bad, code) in [("mcp:docs/a:write", "BAD_FIELD"), ("mcp:other:read", "BAD_FIELD")] {
         let error = ask(&daemon, granting(&[bad])).await.unwrap_err();
         assert_eq!(error.code, code);
-        assert!(error.message.contains("acp-tools"), "{error:?}");
+        assert!(error.todo.as_ref().unwrap().contains("acp-tools"), "{error:?}");
     }
     // A command is the configuration's to name.
     let sent = ask(&daemon, granting(&["mcp:docs/a:read=/bin/cat"])).await.unwrap_err();
@@ -551,15 +617,19 @@ async fn mistakes_say_what_to_do() {
     let home = Arc::new(tempfile::tempdir().unwrap());
     let daemon = Daemon::start_with(home, Ports::free(), &[]).await;
     let status = |id: &str| AcpCall::TaskStatus(TaskStatus { task_id: id.into(), wait_ms: None });
-    for (call, code) in [
-        (status("task_00000000000000000000000000"), "UNKNOWN_TASK"),
-        (status("x"), "BAD_ID"),
-        (work("acp-invite:AAAA", true), "BAD_INVITE"),
-        (AcpCall::CreateInvite(CreateInvite::default()), "BAD_FIELD"),
+    let did = ask(&daemon, AcpCall::Whoami).await.unwrap()["did"].as_str().unwrap().to_owned();
+    for (call, code, help) in [
+        (status("task_00000000000000000000000000"), "UNKNOWN_TASK", "commsd acp tasks"),
+        (status("x"), "BAD_ID", "correct"),
+        (work("acp-invite:AAAA", true), "BAD_INVITE", "the whole line"),
+        (work("the wroker", true), "BAD_FIELD", "commsd agents"),
+        (work(&did, true), "BAD_FIELD", "acp-relays"),
+        (AcpCall::CreateInvite(CreateInvite::default()), "BAD_FIELD", "acp-relays"),
+        (AcpCall::DiscoverWorkers(DiscoverWorkers::default()), "BAD_FIELD", "acp-relays"),
     ] {
         let error = ask(&daemon, call).await.unwrap_err();
         assert_eq!(error.code, code, "{error:?}");
-        assert!(error.todo.is_some(), "{error:?}");
+        assert!(error.todo.as_ref().is_some_and(|todo| todo.contains(help)), "{error:?}");
     }
     // What is no call names its fault, and no word of an input is in the log.
     let (client, _events) = Client::connect(&daemon.socket(), "test").await.unwrap();

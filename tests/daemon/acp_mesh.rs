@@ -47,7 +47,7 @@ pub fn order(to: &str, wait_ms: u64) -> AcpCall {
 
 async fn tasks(daemon: &Daemon) -> Vec<Value> {
     let list = call(daemon, AcpCall::ListTasks(ListTasks::default())).await.unwrap();
-    list.as_array().unwrap().clone()
+    list["tasks"].as_array().unwrap().clone()
 }
 
 /// Picks the log's word that a task has got to this state.
@@ -100,8 +100,22 @@ async fn two_daemons_settle_a_task_by_name_without_a_relay() {
     let error = call(&one, order("nobody", 100)).await.unwrap_err();
     assert_eq!(error.code, "BAD_FIELD");
     assert!(error.message.contains("nobody"), "{error:?}");
+    assert!(error.todo.unwrap().contains("commsd agents"));
     let error = call(&two, order(&"0".repeat(64), 100)).await.unwrap_err();
     assert_eq!(error.code, "RELAY_UNREACHABLE");
+    assert!(error.todo.unwrap().contains("list of agents"));
+}
+
+#[tokio::test]
+async fn a_peer_without_an_office_is_told_to_open_one() {
+    let ports = Ports::free();
+    let (one, two) = tokio::join!(Daemon::start(ports), Daemon::start(ports));
+    let bob = two.agent("bob").await;
+    let device = one.device().await;
+    tokio::join!(one.has_met(&bob.id), two.has_met(&device));
+    let error = call(&one, order(&bob.id, 5_000)).await.unwrap_err();
+    assert_eq!(error.code, "RELAY_UNREACHABLE", "{error:?}");
+    assert!(error.todo.as_ref().unwrap().contains("acp-worker"), "{error:?}");
 }
 
 #[tokio::test]

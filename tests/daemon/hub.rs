@@ -442,6 +442,23 @@ async fn users_trust_each_other_and_all_their_agents_meet() {
 }
 
 #[tokio::test]
+async fn a_hub_that_is_open_to_others_without_tls_says_so() {
+    let open = Hub::start(&["--listen", "0.0.0.0:0"]).await;
+    open.log.wait(0, "a warning", |l| l["event"] == "hub_plaintext").await;
+    let log = open.stop().await;
+    assert!(log.text().contains("give --tls-cert and --tls-key"), "{}", log.text());
+    // Where nobody else hears it, or a proxy has the certificate, there is nothing to warn of.
+    for args in [&["--listen", "127.0.0.1:0"][..], &["--listen", "0.0.0.0:0", "--behind-proxy"]] {
+        let log = Hub::start(args).await.stop().await;
+        assert!(
+            !log.text().contains("plaintext") && !log.text().contains("warning"),
+            "{}",
+            log.text()
+        );
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_served_is_said_before_anything_is_bound() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap().to_string();

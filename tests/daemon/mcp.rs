@@ -738,7 +738,8 @@ async fn a_device_tells_its_version_and_the_way_to_it_and_the_graph_shows_who_is
     // Another daemon's agent, and one's own.
     for id in [&bob_id, &ann_id] {
         let text = ann.action(json!({"action": "query_version", "device": id})).await;
-        assert!(text.contains(id) && text.contains("runs \""), "{text}");
+        assert!(text.contains(id) && text.contains("speaks wire-mesh \"3.9.0\""), "{text}");
+        assert!(text.contains("program's own version is another one"), "{text}");
         let text = ann.action(json!({"action": "mesh_trace", "target": id})).await;
         assert!(text.contains(" ms, direct") && text.contains("It says: direct"), "{text}");
     }
@@ -905,6 +906,7 @@ async fn the_vault_tool_works_on_the_project_and_on_what_others_share() {
     assert_eq!(tools["result"]["tools"][2]["name"], "echoes_vault", "{tools}");
     let (text, error) = ann.tool("echoes_vault", json!({"command": "index"})).await;
     assert!(error && text.contains("vault_uninitialized"), "{text}");
+    assert!(text.contains("commsd vault init"), "{text}");
     let status = Command::new(env!("CARGO_BIN_EXE_commsd"))
         .args(["vault", "--workspace"])
         .arg(&project)

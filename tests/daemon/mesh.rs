@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use commsd::api::client::Client;
 use commsd::api::types::{
-    AgentsParams, AttachParams, DeliveryStatus, PendingKind, RoomCreateParams, RoomHistoryParams,
-    RoomJoinParams, RoomsParams, SendParams,
+    AgentsParams, AttachParams, DeliveryStatus, Health, PendingKind, RoomCreateParams,
+    RoomHistoryParams, RoomJoinParams, RoomsParams, SendParams,
 };
 
 use crate::daemon::{Agent, Daemon, Ports, command};
@@ -219,6 +219,16 @@ async fn something_silent_at_the_port_keeps_nobody_apart() {
     one.log
         .wait(0, "the other", |l| l["event"] == "peer_up" && l["device"] == two_id.as_str())
         .await;
+    // Without first contact there is no other way.
+    let home = Arc::new(tempfile::tempdir().unwrap());
+    let alone = Daemon::start_with(home, ports, &["--no-first-contact"]).await;
+    alone.log.wait(0, "a complaint", |l| l["event"] == "port_unavailable").await;
+    let todo = |health: &[Health]| {
+        let found = health.iter().find(|h| h.code == "port_occupied").unwrap();
+        found.todo.clone().unwrap()
+    };
+    assert!(todo(&alone.status().await.health).contains("no peer is found meanwhile"));
+    assert!(todo(&one.status().await.health).contains("found by first contact meanwhile"));
     // Nothing answered at the port, and the operator is told.
     one.log.wait(0, "a complaint", |l| l["event"] == "port_unavailable").await;
     let health = one.status().await.health;
@@ -268,6 +278,26 @@ async fn a_room_is_meant_by_any_spelling_of_its_name_and_strangers_do_not_make_i
     assert_eq!(bob.client.call(told(&his.path)).await.unwrap().messages.len(), 0);
     alice.client.call(RoomJoinParams { room: his.path }).await.unwrap();
     assert_eq!(alice.client.call(send("my room")).await.unwrap_err().code, "ambiguous_room");
+}
+
+#[tokio::test]
+async fn a_room_is_meant_by_its_owner_and_its_name() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (alice, bob, carol) =
+        tokio::join!(daemon.agent("alice"), daemon.agent("bob"), daemon.agent("carol"));
+    let create = || RoomCreateParams { name: "the tour".into(), r#type: None, description: None };
+    let hers = alice.client.call(create()).await.unwrap();
+    let his = bob.client.call(create()).await.unwrap();
+    let join = async |room: String| carol.client.call(RoomJoinParams { room }).await;
+    assert_eq!(join("the tour".into()).await.unwrap_err().code, "ambiguous_room");
+    // As lists show it, by the beginning of the id; and by name.
+    let joined = join(format!("{}/the-tour", &alice.id[..12])).await.unwrap();
+    assert_eq!(joined.path, hers.path);
+    let joined = join("bob/the tour".into()).await.unwrap();
+    assert_eq!(joined.path, his.path);
+    for wrong in [format!("{}/tour", &bob.id[..12]), format!("{}/the-tour", &bob.id[..7])] {
+        assert_eq!(join(wrong).await.unwrap_err().code, "room_not_found");
+    }
 }
 
 #[tokio::test]

@@ -183,6 +183,9 @@ fn a_projects_files_are_set_up_for_everybody_and_taken_back() {
     for dir in [".claude", ".codex", ".config/opencode", ".pi/agent", "bin", "p"] {
         fs::create_dir_all(home.at(dir)).unwrap();
     }
+    // What the umask of whoever runs this makes of a new file.
+    fs::write(home.at("new"), "").unwrap();
+    let usual = fs::metadata(home.at("new")).unwrap().permissions().mode() & 0o777;
     symlink(PROGRAM, home.at("bin/commsd")).unwrap();
     let claude =
         home.write("p/.mcp.json", "{\n  \"mcpServers\": {\"x\": {\"command\": \"y\"}}\n}\n");
@@ -202,7 +205,11 @@ fn a_projects_files_are_set_up_for_everybody_and_taken_back() {
     for file in expected {
         let text = fs::read_to_string(home.at(file)).unwrap();
         assert!(text.contains("\"commsd\"") && !text.contains(PROGRAM), "{text}");
+        assert_eq!(fs::metadata(home.at(file)).unwrap().permissions().mode() & 0o777, usual);
     }
+    // So is the folder, as this test has made the project's.
+    let folder = |path| fs::metadata(home.at(path)).unwrap().permissions().mode();
+    assert_eq!(folder("p/.codex"), folder("p"));
     assert!(fs::read_to_string(&claude).unwrap().contains("{\"command\": \"y\"}"));
     assert!(!home.at("p/.opencode").exists());
     assert!(!home.at(".claude.json").exists() && !home.at(".config/opencode/plugin").exists());
@@ -213,6 +220,16 @@ fn a_projects_files_are_set_up_for_everybody_and_taken_back() {
 
     assert_eq!(home.run(&["setup", "--project", "p", "--remove"]).code, Some(0));
     assert_eq!(home.snapshot(), before);
+    assert!(!home.at("p/.codex").exists(), "a folder is left over");
+    // One that has something else in it stays, and so does the project's own.
+    home.write("p/.codex/notes", "mine");
+    fs::create_dir(home.at("q")).unwrap();
+    for dir in ["p", "q"] {
+        assert_eq!(home.run(&["setup", "--project", dir]).code, Some(0));
+        assert_eq!(home.run(&["setup", "--project", dir, "--remove"]).code, Some(0));
+    }
+    assert!(home.at("p/.codex/notes").exists());
+    assert_eq!(fs::read_dir(home.at("q")).unwrap().count(), 0);
     // Not on PATH, it is named by where it is.
     fs::remove_file(home.at("bin/commsd")).unwrap();
     home.run(&["setup", "--project", "p", "codex"]);
@@ -258,7 +275,11 @@ fn pis_extension_is_all_that_pi_gets_and_status_tells_how_it_stands() {
     assert_eq!(home.snapshot(), BTreeMap::new());
     // A program of ours in a project would be everybody's: there it is for its owner to put in.
     fs::create_dir(home.at("p")).unwrap();
-    assert_eq!(state(&home.run(&["setup", "--project", "p", "pi", "--json"])), "by_hand");
+    let refused = home.run(&["setup", "--project", "p", "pi", "--json"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(
+        refused.stderr.contains("harness_unknown") && refused.stderr.contains("commsd setup pi")
+    );
     assert_eq!(home.snapshot(), BTreeMap::new());
 }
 
@@ -458,7 +479,7 @@ fn an_entry_for_a_program_that_is_gone_is_told_and_mended() {
 #[test]
 fn any_other_harness_gets_the_lines_to_put_in() {
     let home = Home::new();
-    let ran = home.run(&["--home", "elsewhere", "setup", "zed", "--json"]);
+    let ran = home.run(&["--home", "elsewhere", "setup", "zed", "--by-hand", "--json"]);
     assert_eq!(ran.code, Some(0));
     let line = ran.line();
     let entry: Value = serde_json::from_str(line["entry"].as_str().unwrap()).unwrap();
@@ -466,7 +487,40 @@ fn any_other_harness_gets_the_lines_to_put_in() {
     assert_eq!(server["command"], PROGRAM);
     let elsewhere = fs::canonicalize(home.dir.path()).unwrap().join("elsewhere");
     assert_eq!(server["args"], json!(["mcp", "--harness", "zed", "--home", elsewhere]));
+    // A name that is only misspelt gets no such lines.
+    for args in [
+        &["setup", "claud-code"][..],
+        &["setup", "opncode", "--print"],
+        &["setup", "cdx", "--remove"],
+    ] {
+        let ran = home.run(args);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{}", ran.stderr);
+        for word in ["claude-code, codex, opencode and pi", "--by-hand"] {
+            assert!(ran.stderr.contains(word), "{}", ran.stderr);
+        }
+    }
+    assert_eq!(home.run(&["setup", "codex", "--by-hand"]).code, Some(2));
     assert_eq!(home.snapshot(), BTreeMap::new());
+}
+
+#[test]
+fn what_is_said_fits_what_was_asked() {
+    let home = Home::new();
+    fs::create_dir_all(home.at(".config/opencode")).unwrap();
+    let said = |args: &[&str]| home.run(&[&["setup", "opencode"], args].concat()).stdout;
+    let (later, brings) = ("sessions that are started from now on", "messages are brought by");
+    let text = said(&["--print"]);
+    assert!(
+        text.contains("to be set up") && text.contains("messages would be brought by"),
+        "{text}"
+    );
+    assert!(said(&[]).contains(later));
+    let text = said(&["--status"]);
+    assert!(text.contains(brings) && !text.contains(later), "{text}");
+    let text = said(&["--remove", "--print"]);
+    assert!(text.contains("to be removed") && text.contains("would go too"), "{text}");
+    let text = said(&["--remove"]);
+    assert!(text.contains("its plugin file is gone too") && !text.contains(brings), "{text}");
 }
 
 /// A service manager that notes what it is asked, and tells what `state` says.
@@ -523,6 +577,8 @@ fn a_service_is_installed_and_taken_away_exactly() {
         assert_eq!(status[key], value, "{key}");
     }
     // Twice is once.
+    let said = home.run(&["service", "install"]).stdout;
+    assert!(said.contains("loginctl enable-linger"), "{said}");
     let ran = home.run(&["service", "install", "--json"]);
     assert_eq!((ran.code, &ran.json()["todo"]), (Some(0), &json!([])));
     asked(&home);
@@ -571,6 +627,8 @@ fn without_a_service_manager_the_commands_are_told() {
     assert_eq!((&report["manager"], &report["enabled"]), (&json!(false), &json!(null)));
     let todo = ["systemctl --user daemon-reload", "systemctl --user enable --now commsd.service"];
     assert_eq!(report["todo"], json!(todo));
+    let said = home.run(&["service", "install"]).stdout;
+    assert!(said.contains("no service manager answers here") && said.contains(todo[1]), "{said}");
     // Somebody has done that elsewhere.
     let wants = home.at(".config/systemd/user/default.target.wants");
     fs::create_dir(&wants).unwrap();
@@ -599,7 +657,7 @@ async fn a_daemon_that_runs_already_is_not_disturbed() {
         (&report["daemon"]["pid"], &report["daemon"]["ofService"]),
         (&json!(pid), &json!(false))
     );
-    assert!(report["todo"][0].as_str().unwrap().contains(&pid.to_string()));
+    assert_eq!(report["todo"][0], "commsd stop");
     assert!(fs::read_to_string(home.at(UNIT)).unwrap().contains(&format!(" --socket {socket}\n")));
     // The same daemon, as the manager's own.
     tell(&home, "enabled", "active", pid);

@@ -249,6 +249,23 @@ async fn a_vault_is_read_and_written_by_whom_its_operator_lets() {
 }
 
 #[tokio::test]
+async fn a_shares_owner_is_named_by_the_beginning_of_its_id_too() {
+    let pair = Pair::new().await;
+    pair.share("--read").await;
+    // The daemon itself has the share, as its agents do.
+    let daemon = pair.one.device().await;
+    for owner in [&daemon[..], &daemon[..12]] {
+        let at = format!("{owner}/notes");
+        let args = ["vault", "request", &at, "--as", "bob", "--json"];
+        let asked = shell(pair.two.home.path(), &args, "").await.ok();
+        assert_eq!(asked["agent"], daemon, "{asked}");
+    }
+    let at = format!("{}/notes", &daemon[..7]);
+    let args = ["vault", "request", &at, "--as", "bob"];
+    shell(pair.two.home.path(), &args, "").await.refused(1, "agents");
+}
+
+#[tokio::test]
 async fn permissions_end_and_outlive_restarts() {
     let pair = Pair::new().await;
     pair.share("--write").await;

@@ -180,6 +180,31 @@ async fn action(agent: &Agent, name: &str) -> (String, bool) {
     (result.content, result.is_error)
 }
 
+/// Every event of a mailbox is told in a sentence, and none by its bare name.
+#[test]
+fn the_page_has_words_for_every_event() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let events = std::fs::read_to_string(root.join("src/mesh/events.rs")).unwrap();
+    let page = std::fs::read_to_string(root.join("src/web/page/page.js")).unwrap();
+    let (_, body) = events.split_once("pub enum DeliveryEvent {\n").unwrap();
+    let (body, _) = body.split_once("\n}\n").unwrap();
+    let variants = body.lines().filter_map(|line| line.strip_prefix("    ")?.strip_suffix(" {"));
+    let mut names: Vec<String> = Vec::new();
+    for variant in variants.filter(|name| name.starts_with(|c: char| c.is_ascii_uppercase())) {
+        let mut name = String::new();
+        for c in variant.chars() {
+            if c.is_ascii_uppercase() && !name.is_empty() {
+                name.push('_');
+            }
+            name.push(c.to_ascii_lowercase());
+        }
+        names.push(name);
+    }
+    assert!(names.len() >= 15 && names.contains(&"room_message".to_owned()), "{names:?}");
+    names.retain(|name| !page.contains(&format!("case \"{name}\":")));
+    assert!(names.is_empty(), "{names:?}");
+}
+
 /// D3: no other page, no other name of this machine and nobody without the token gets anything.
 #[tokio::test]
 async fn only_the_users_own_browser_gets_in() {

@@ -182,7 +182,6 @@ pub fn parse(name: &str, arguments: Map<String, Value>) -> Option<Result<AcpCall
 #[must_use]
 pub fn answered(name: &str, answer: Result<Value, ApiError>) -> Answered {
     let answer = match answer {
-        Ok(Value::Array(tasks)) => json!({ "tasks": tasks }),
         Ok(answer) => answer,
         Err(error) => return Answered { result: refusal(&error), structured: None },
     };
@@ -308,7 +307,7 @@ mod tests {
         let shown = answered("acp_task_status", Ok(long(300_000)));
         assert!(shown.structured.is_none());
         assert!(shown.result.content.ends_with("shows all of it."));
-        let list = answered("acp_list_tasks", Ok(json!([])));
+        let list = answered("acp_list_tasks", Ok(json!({ "tasks": [] })));
         assert_eq!(list.structured, Some(json!({ "tasks": [] })));
     }
 }

@@ -64,7 +64,7 @@ fn lines(text: &str) -> String {
 
 fn typed<T: DeserializeOwned>(value: Value) -> Result<T, ApiError> {
     serde_json::from_value(value)
-        .map_err(|error| ApiError::plain("internal", format!("an answer cannot be read: {error}")))
+        .map_err(|error| ApiError::internal(format!("an answer cannot be read: {error}")))
 }
 
 /// Somebody else's words on one line.
@@ -187,7 +187,15 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
         }
         Action::QueryVersion(_) => {
             let found: MeshVersion = typed(value)?;
-            done(format!("{} runs {}", found.device, quoted(&found.version)))
+            let agent_comms = found.agent_comms.as_deref().map(quoted);
+            let agent_comms =
+                agent_comms.map_or(String::new(), |v| format!(" and agent-comms {v}"));
+            done(format!(
+                "{} speaks wire-mesh {}, the core of the mesh's protocol{agent_comms}. Its program's own \
+                 version is another one: whoami shows it there",
+                found.device,
+                quoted(&found.version)
+            ))
         }
         Action::MeshTrace(_) => {
             let traced: MeshTrace = typed(value)?;
@@ -220,7 +228,9 @@ fn text(action: &Action, viewer: &Viewer, value: Value) -> Result<(String, bool)
         Action::MeshConnect(_) => {
             let connected: MeshConnected = typed(value)?;
             done(format!(
-                "Connected to {}:{}, where {} is; it has been asked to let this machine in",
+                "Connected to {}:{}, where {} is. Its user has to let this machine in: there, `commsd pending` \
+                 (or mesh_pending) shows the request, and `commsd accept ID` lets it in. Until then \
+                 list_agents shows nobody from there",
                 escape_untrusted(&connected.host),
                 connected.port,
                 connected.device
@@ -516,7 +526,7 @@ fn mesh_visibility(known: &MeshVisibilities) -> String {
 fn connection_code(code: &TrustCode) -> Result<String, ApiError> {
     let signed = if code.signature.is_some() { "Signed" } else { "Unsigned" };
     let until = escape_untrusted(&code.expires_at);
-    let line = code_line(code).map_err(|error| ApiError::plain("internal", error.to_string()))?;
+    let line = code_line(code).map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(format!(
         "{signed} code for this agent, to be redeemed once, until {until}. Hand on the next line; \
          there, it goes into gateway_redeem_connection_code.\n{line}"

@@ -312,7 +312,10 @@ fn show(
     answer: &str,
     offset: usize,
 ) -> Result<String, ApiError> {
-    let unreadable = || ApiError::plain("malformed_response", "the answer is no JSON object");
+    let unreadable = || {
+        let todo = "update commsd there and here";
+        ApiError::new("malformed_response", "the answer is no JSON object", todo)
+    };
     // The others are shown as they are, also where they are what only Python takes for JSON.
     let value: Value = match call.op {
         VaultOp::Page | VaultOp::Index | VaultOp::Search => {

@@ -140,8 +140,10 @@ results! {
     MeshVersion {
         /// Full id.
         device: String,
-        /// As the device says.
+        /// Of the mesh protocol's core (wire-mesh), as the device says.
         version: String,
+        /// The version of agent-comms that it announces, where it is a peer.
+        agent_comms: Option<String>,
     }
 
     /// `mesh.trace`.

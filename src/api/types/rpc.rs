@@ -249,7 +249,7 @@ pub fn answer_line(out: &mut Vec<u8>, id: Option<&RequestId>, result: &impl Seri
             format!("the answer has {bytes} bytes, at most {MAX_LINE_BYTES} fit"),
             "ask for fewer entries",
         ),
-        Err(Unfit::NoJson(error)) => ApiError::plain("internal", format!("cannot answer: {error}")),
+        Err(Unfit::NoJson(error)) => ApiError::internal(format!("cannot answer: {error}")),
     };
     error_line(out, id, error);
 }

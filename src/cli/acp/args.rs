@@ -595,11 +595,20 @@ pub enum InviteCommand {
     /// Make an invite to the daemon's identity, or that of --key: for one task, or --max-uses
     Create(InviteCreateArgs),
 
-    /// Read an invite and show what it says
-    Show {
-        /// `acp-invite:…` or `acp://invite?token=…`
-        text: String,
-    },
+    /// Read an invite and show what it says; its issuer's machine knows whether it was used or taken
+    /// back
+    Show(InviteShowArgs),
+}
+
+/// `acp invite show`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct InviteShowArgs {
+    /// `acp-invite:…` or `acp://invite?token=…`
+    pub text: String,
+
+    /// Key file of its issuer; without it the issuer's office is asked if it runs here
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
 }
 
 /// `acp invite create`.

@@ -54,7 +54,7 @@ fn read_log(bytes: &[u8]) -> Result<(AuditLog, Form), Error> {
 /// What is wrong with a file; `detail` begins with the code.
 fn bad_file(path: &Path, code: Code, detail: &str) -> Failure {
     let text = format!("{}: {detail}", path.display());
-    Failure { error: ApiError::plain(code.as_str(), text), exit: exit::FAILED }
+    Failure { error: ApiError::new(code.as_str(), text, code.todo()), exit: exit::FAILED }
 }
 
 /// Reads a log that nothing is wrong with.

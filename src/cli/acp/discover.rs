@@ -35,10 +35,8 @@ struct Found {
 
 pub(super) fn run(args: &DiscoverArgs, json: bool) -> Result<ExitCode, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure {
-        error: ApiError::plain("internal", format!("cannot start a runtime: {error}")),
-        exit: exit::FAILED,
-    })?;
+    let runtime = runtime
+        .map_err(|error| Failure { error: ApiError::no_runtime(&error), exit: exit::FAILED })?;
     // Nothing here is signed: the client is nobody in particular.
     let nobody = Arc::new(Secret::draw(&mut entropy()?)?);
     let client = RelayClient::new(&args.relay, args.access.policy(), nobody)?;

@@ -9,11 +9,9 @@ use super::args::ApproveArgs;
 use super::{Failure, audit, files};
 use crate::acp::code::{Code, Error};
 use crate::acp::did::Secret;
-use crate::acp::invite::{check_invite, read_invite};
 use crate::acp::json::canonical;
 use crate::acp::log::Cx;
 use crate::acp::objects::{ApprovalReceipt, Decision, Target};
-use crate::acp::revocation::RevocationRegistry;
 use crate::acp::sign::Signed as _;
 use crate::acp::steps;
 use crate::acp::validate::{self, Kind};
@@ -98,30 +96,4 @@ pub(super) fn validate(kind: Option<Kind>, file: &Path, json: bool) -> Result<Ex
             ("signatures", good.signatures.to_string()),
         ])
     }))
-}
-
-pub(super) fn show_invite(text: &str, json: bool) -> Result<ExitCode, Failure> {
-    let invite = read_invite(text)?;
-    // Nobody has told this process what was revoked; the worker knows.
-    let good = check_invite(&invite, &RevocationRegistry::new(), unix_now());
-    if json {
-        let code = good.err().map(|error| error.code());
-        return Ok(print(&json_line(&json!({ "invite": invite, "code": code }))));
-    }
-    let list = |words: &[crate::acp::value::Word]| {
-        words.iter().map(|word| &**word).collect::<Vec<_>>().join(", ")
-    };
-    let urls: Vec<&str> = invite.relay_urls.iter().map(|url| &**url).collect();
-    Ok(print(&fields(&[
-        ("invite", invite.invite_id.to_string()),
-        ("worker", invite.issuer_did.to_string()),
-        ("name", invite.name.to_string()),
-        ("relays", urls.join(" ")),
-        ("adapters", list(&invite.adapters)),
-        ("skills", list(&invite.skills)),
-        ("uses", invite.max_uses.get().to_string()),
-        ("issued", invite.issued_at.to_string()),
-        ("expires", invite.expires_at.to_string()),
-        ("state", good.err().map_or_else(|| "good".to_owned(), |error| error.to_string())),
-    ])))
 }

@@ -18,8 +18,8 @@ use std::process::ExitCode;
 
 use self::args::{
     AcpArgs, AcpCommand, ApprovalsCommand, CancelArgs, DelegateArgs, InviteCommand,
-    InviteCreateArgs, McpServerArgs, RelayCommand, RelayStartArgs, RevokeArgs, TaskArgs, TasksArgs,
-    WorkerCommand, WorkerStartArgs,
+    InviteCreateArgs, InviteShowArgs, McpServerArgs, RelayCommand, RelayStartArgs, RevokeArgs,
+    TaskArgs, TasksArgs, WorkerCommand, WorkerStartArgs,
 };
 use self::files::FileError;
 use super::{exit, output};
@@ -70,6 +70,8 @@ pub enum HostedCommand {
     Demo(Option<PathBuf>),
     /// `invite create`.
     InviteCreate(InviteCreateArgs),
+    /// `invite show`.
+    InviteShow(InviteShowArgs),
     /// `revoke`.
     Revoke(RevokeArgs),
     /// `tasks`.
@@ -90,7 +92,7 @@ struct Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let error = ApiError::plain(error.code().as_str(), error.to_string());
+        let error = ApiError::new(error.code().as_str(), error.to_string(), error.todo());
         Self { error, exit: exit::FAILED }
     }
 }
@@ -108,7 +110,8 @@ impl From<TransportError> for Failure {
             Code::RelayUnreachable => exit::NO_DAEMON,
             _ => exit::FAILED,
         };
-        Self { error: ApiError::plain(error.code().as_str(), error.to_string()), exit }
+        let code = error.code();
+        Self { error: ApiError::new(code.as_str(), error.to_string(), code.todo()), exit }
     }
 }
 
@@ -148,7 +151,6 @@ pub fn run(args: AcpArgs, json: bool) -> Dispatch {
         AcpCommand::Keygen { path } => local::keygen(&path, json),
         AcpCommand::Approve(args) => local::approve(&args, json),
         AcpCommand::Validate { kind, file } => local::validate(kind, &file, json),
-        AcpCommand::Invite(InviteCommand::Show { text }) => local::show_invite(&text, json),
         AcpCommand::AuditVerify { file, anchor } => audit::verify(&file, anchor.as_deref(), json),
         AcpCommand::AuditCompare { first, second } => audit::compare(&first, &second, json),
         AcpCommand::AuditExport(args) => audit::export(&args, json),
@@ -165,6 +167,9 @@ pub fn run(args: AcpArgs, json: bool) -> Dispatch {
         AcpCommand::Demo { audit_dir } => return hosted(HostedCommand::Demo(audit_dir)),
         AcpCommand::Invite(InviteCommand::Create(args)) => {
             return hosted(HostedCommand::InviteCreate(args));
+        }
+        AcpCommand::Invite(InviteCommand::Show(args)) => {
+            return hosted(HostedCommand::InviteShow(args));
         }
         AcpCommand::Revoke(args) => return hosted(HostedCommand::Revoke(args)),
         AcpCommand::Tasks(args) => return hosted(HostedCommand::Tasks(args)),

@@ -12,8 +12,24 @@ use crate::api::types::ApiError;
 /// Largest file that is read. Claude Code keeps histories in its file, which grows to some MiB; more
 /// than this is no configuration.
 const MAX_FILE: u64 = 64 * 1024 * 1024;
-/// Mode of a file that there was none of: it may get secrets later.
-const NEW_FILE: u32 = 0o600;
+/// Modes of a file that there was none of, and of its folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cli) enum New {
+    /// Of this user alone: it may get secrets later.
+    Private,
+    /// As an editor would make it, by the umask: it is a project's.
+    Shared,
+}
+
+/// Who may do what with a file that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cli) enum Access {
+    /// Exactly this.
+    Mode(u32),
+    /// What the umask leaves.
+    Umask,
+}
+
 /// What the copy's name ends with.
 const BACKUP: &str = ".before-commsd";
 
@@ -92,12 +108,17 @@ pub(in crate::cli) struct Kept {
     path: PathBuf,
     /// What it says; none when there is none.
     pub text: Option<String>,
-    mode: u32,
+    access: Access,
 }
 
 impl Kept {
-    /// Reads the file.
+    /// Reads the file. One that there is none of would be this user's alone.
     pub(in crate::cli) fn open(path: &Path) -> Result<Self, FileError> {
+        Self::open_as(path, New::Private)
+    }
+
+    /// Reads the file; `new` says what one would be that there is none of.
+    pub(in crate::cli) fn open_as(path: &Path, new: New) -> Result<Self, FileError> {
         let unusable = |what| FileError::Unusable { path: path.to_owned(), what };
         let path = match fs::canonicalize(path) {
             Ok(path) => path,
@@ -105,7 +126,11 @@ impl Kept {
                 if fs::symlink_metadata(path).is_ok() {
                     return Err(unusable("a link to nothing"));
                 }
-                return Ok(Self { path: path.to_owned(), text: None, mode: NEW_FILE });
+                let access = match new {
+                    New::Private => Access::Mode(0o600),
+                    New::Shared => Access::Umask,
+                };
+                return Ok(Self { path: path.to_owned(), text: None, access });
             }
             Err(error) => return Err(FileError::io("find", path)(error)),
         };
@@ -114,7 +139,7 @@ impl Kept {
             return Err(unusable("no file"));
         }
         let text = Some(read(&path)?);
-        Ok(Self { path, text, mode: meta.permissions().mode() & 0o7777 })
+        Ok(Self { path, text, access: Access::Mode(meta.permissions().mode() & 0o7777) })
     }
 
     /// Where the copy is, or would be.
@@ -142,7 +167,7 @@ impl Kept {
         self.backup()?;
         match &self.text {
             Some(text) => {
-                replace(&path, text, self.mode)?;
+                replace(&path, text, self.access)?;
                 Ok(Some(path))
             }
             None => {
@@ -166,7 +191,7 @@ impl Kept {
     /// Whether the file may be changed.
     pub(in crate::cli) fn writable(&self) -> Result<(), FileError> {
         // Also for root, who could: a file that is read-only is meant to be.
-        if self.text.is_some() && self.mode & 0o200 == 0 {
+        if self.text.is_some() && matches!(self.access, Access::Mode(mode) if mode & 0o200 == 0) {
             return Err(FileError::ReadOnly { path: self.path.clone() });
         }
         Ok(())
@@ -183,7 +208,7 @@ impl Kept {
             return Err(FileError::Changed { path: self.path.clone() });
         }
         match text {
-            Some(text) => replace(&self.path, text, self.mode),
+            Some(text) => replace(&self.path, text, self.access),
             None => fs::remove_file(&self.path).map_err(FileError::io("remove", &self.path)),
         }
     }
@@ -202,18 +227,28 @@ fn read(path: &Path) -> Result<String, FileError> {
 }
 
 /// Puts a whole file in its place, with its final mode from the moment it has its name.
-pub(in crate::cli) fn replace(path: &Path, text: &str, mode: u32) -> Result<(), FileError> {
+pub(in crate::cli) fn replace(path: &Path, text: &str, access: Access) -> Result<(), FileError> {
     let failed = || FileError::io("write", path);
     let dir = path.parent().unwrap_or(Path::new("/"));
+    // Modes at the making, of which the umask takes its part.
+    let (folder, temporary) = match access {
+        Access::Mode(_) => (0o700, 0o600),
+        Access::Umask => (0o777, 0o666),
+    };
     fs::DirBuilder::new()
         .recursive(true)
-        .mode(0o700)
+        .mode(folder)
         .create(dir)
         .map_err(FileError::io("create", dir))?;
-    // A temporary file is 0600 from the beginning.
-    let mut file = tempfile::Builder::new().prefix(".commsd-").tempfile_in(dir).map_err(failed())?;
+    let mut file = tempfile::Builder::new()
+        .prefix(".commsd-")
+        .permissions(Permissions::from_mode(temporary))
+        .tempfile_in(dir)
+        .map_err(failed())?;
     file.write_all(text.as_bytes()).map_err(failed())?;
-    file.as_file().set_permissions(Permissions::from_mode(mode)).map_err(failed())?;
+    if let Access::Mode(mode) = access {
+        file.as_file().set_permissions(Permissions::from_mode(mode)).map_err(failed())?;
+    }
     file.as_file().sync_all().map_err(failed())?;
     file.persist(path).map_err(|error| failed()(error.error))?;
     // The name is as durable as the text; not every file system can do that for a directory.

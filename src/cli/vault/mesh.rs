@@ -242,7 +242,11 @@ async fn carry_out(session: &Session, agent: &Label, what: What) -> Result<u8, F
     match what {
         What::Share { path, name, mode } => {
             let path = std::path::absolute(super::expanded(&path)).map_err(|error| {
-                ApiError::new("cwd", format!("cannot tell where {path} is: {error}"), "")
+                ApiError::new(
+                    "cwd",
+                    format!("cannot tell where {path} is: {error}"),
+                    "change to a directory that is still there, or give an absolute path",
+                )
             })?;
             let path = path.to_string_lossy().into_owned();
             let params = VaultShareParams { path, name, mode: Some(mode) };

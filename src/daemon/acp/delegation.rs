@@ -314,7 +314,9 @@ fn doubtful(error: &Error) -> Error {
 }
 
 fn ended() -> Error {
-    Error::new(Code::RelayUnreachable, "this side of the task has ended")
+    Error::new(Code::RelayUnreachable, "this side of the task has ended").with_todo(
+        "start it again: a task that was proposed goes on, and `commsd acp tasks` lists it",
+    )
 }
 
 /// A wish to cancel, from outside: first the tasks are cancelled, then, after a while, left alone.

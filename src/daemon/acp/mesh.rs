@@ -19,6 +19,7 @@ use crate::acp::owner::Route;
 use crate::api::types::ApiError;
 use crate::codec::cbor::Value;
 use crate::codec::time::UnixMillis;
+use crate::daemon::advice::todo;
 use crate::daemon::owner::Owner;
 use crate::daemon::vaults::word;
 use crate::identity::device::{DeviceId, DeviceKey};
@@ -46,6 +47,10 @@ const BINDING_WAIT: Duration = Duration::from_secs(5);
 
 /// Within what an envelope is stored, before the node answers for us.
 const STORE_WITHIN: Duration = Duration::from_millis(SERVICE_DEADLINE_MS - 3_000);
+
+/// What helps with a name that leads nowhere.
+const NAMES: &str =
+    "`commsd agents` lists who is there; --to takes an id, its beginning, or a name";
 
 type Answered = std::result::Result<CommandResult, CommandError>;
 
@@ -92,7 +97,10 @@ impl Mesh {
         let find = MeshAsk::Find(name.to_owned(), tell);
         self.asks.send(find).await.map_err(|_| closed())?;
         let found = told.await.map_err(|_| closed())?;
-        let found = found.map_err(|error| Error::new(Code::BadField, error.message))?;
+        let found = found.map_err(|error| {
+            let todo = error.todo.unwrap_or_else(|| NAMES.to_owned());
+            Error::new(Code::BadField, error.message).with_todo(todo)
+        })?;
         let did = self.binding(found.device).await?.did;
         let device = match found.daemon {
             // It outlasts its agents, if it is the same did's.
@@ -116,7 +124,10 @@ impl Mesh {
             return Ok(binding.clone());
         }
         let asked = tokio::time::timeout(BINDING_WAIT, self.ask(device, AcpAsk::Binding));
-        let late = |_| Error::new(Code::PeerTimeout, "the peer did not say who it is in time");
+        let late = |_| {
+            Error::new(Code::PeerTimeout, "the peer did not say who it is in time")
+                .with_todo("look whether its daemon runs, and try again")
+        };
         let answer = asked.await.map_err(late)??;
         let text = answer.get("binding").and_then(Value::as_text).unwrap_or_default();
         let now = unix_now();
@@ -151,10 +162,19 @@ impl Mesh {
             }
             Ok(CommandResult::Refused { code, .. }) => {
                 let text = format!("the peer takes part in no tasks ({})", word(code));
-                Err(Error::new(Code::RelayUnreachable, text))
+                let todo = "its user has to open an office there: acp-worker in the configuration of its \
+                            daemon (docs/acp.md), or any `commsd acp` command for the first time";
+                Err(Error::new(Code::RelayUnreachable, text).with_todo(todo))
             }
-            Ok(_) => Err(Error::new(Code::RelayUnreachable, "the peer's answer cannot be used")),
-            Err(error) => Err(Error::new(Code::RelayUnreachable, error.message)),
+            Ok(_) => {
+                let error = Error::new(Code::RelayUnreachable, "the peer's answer cannot be used");
+                Err(error.with_todo("update commsd there and here"))
+            }
+            Err(error) => {
+                let text = format!("the peer: {}", error.message);
+                let todo = todo(error.code).unwrap_or(NAMES);
+                Err(Error::new(Code::RelayUnreachable, text).with_todo(todo))
+            }
         }
     }
 
@@ -219,6 +239,7 @@ impl Mesh {
 
 fn closed() -> Error {
     Error::new(Code::RelayUnreachable, "the daemon is going down")
+        .with_todo("try again when it is back: `commsd status`")
 }
 
 fn busy() -> (String, String) {

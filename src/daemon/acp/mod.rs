@@ -117,31 +117,38 @@ impl OfficeError {
         }
     }
 
-    /// What to do about it, where there is something to say.
+    /// What to do about it.
     #[must_use]
-    pub fn todo(&self) -> Option<&'static str> {
-        match self {
-            Self::Store(StoreError::Locked { .. }) => Some(
+    pub fn todo(&self) -> String {
+        let text = match self {
+            Self::Protocol(error) => error.todo(),
+            Self::Store(StoreError::Locked { .. }) => {
                 "another process works with this key; end it, or ask it with acp tasks, task, cancel \
-                 and approvals",
-            ),
-            Self::Store(error) => Some(error.todo()),
-            Self::Audit { .. } => {
-                Some("name a path where nothing is, in a directory that you may write to")
+                 and approvals"
             }
-            Self::State { .. } => Some("choose another directory with --state-dir"),
-            Self::Key { .. } => Some("make one with acp keygen FILE"),
-            _ => None,
-        }
+            Self::Store(error) => error.todo(),
+            Self::Audit { .. } => {
+                "name a path where nothing is, in a directory that you may write to"
+            }
+            Self::State { .. } => "choose another directory with --state-dir",
+            Self::Key { .. } => "make one with acp keygen FILE",
+            Self::Adapter(_) => {
+                "correct the options of the adapter (`commsd acp worker start --help`)"
+            }
+            Self::Entropy(_) | Self::Task(_) => {
+                "look at what was said before, and start again; if that does not help, please report it"
+            }
+            Self::Closed => {
+                "free space or mend the disk, then start again: tasks go on where they were"
+            }
+        };
+        text.to_owned()
     }
 }
 
 impl From<OfficeError> for ApiError {
     fn from(error: OfficeError) -> Self {
-        match error.todo() {
-            Some(todo) => Self::new(error.code(), error.to_string(), todo),
-            None => Self::plain(error.code(), error.to_string()),
-        }
+        Self::new(error.code(), error.to_string(), error.todo())
     }
 }
 

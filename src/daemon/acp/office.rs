@@ -229,6 +229,9 @@ impl Office {
 
 fn closed() -> Error {
     Error::new(Code::RelayUnreachable, "this side of the task is closed, or could not store")
+        .with_todo(
+            "start it again; if its log speaks of the store, free space or mend the disk first",
+        )
 }
 
 /// A call of a worker's as a request of this side's own work.
@@ -436,6 +439,7 @@ impl Desk {
         };
         let answer = kept.as_ref().map(drop).map_err(|_| {
             Error::new(Code::RelayUnreachable, "nothing can be stored; the log says why")
+                .with_todo("free space or mend the disk, and try again")
         });
         for then in thens {
             then(answer.clone());

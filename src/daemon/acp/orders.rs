@@ -49,6 +49,16 @@ pub fn names_peer(to: &str) -> bool {
     !to.starts_with("did:") && !is_invite(to)
 }
 
+/// The error for a call that needs a relay where none is named.
+#[must_use]
+pub fn no_relay(text: &str) -> Error {
+    Error::new(Code::BadField, text).with_todo(
+        "name one in the call (--relay URL; `relay` or `relayUrls` of the tools), or in the daemon's \
+         configuration: acp-relays = [\"URL\"]; `commsd acp relay start` runs one. Agents of the mesh are \
+         given work by their names, without a relay",
+    )
+}
+
 /// Reads a worker as a caller names it: an invite, or a did with the relays where it is looked for.
 ///
 /// # Errors
@@ -57,10 +67,17 @@ pub fn worker(owner: &Owner, to: &str, relays: &[String], now: UnixMillis) -> Re
     let to = to.trim();
     if to.starts_with("did:") {
         if relays.is_empty() {
-            return Err(Error::new(Code::BadField, "a worker named by its did needs a relay"));
+            return Err(no_relay("a worker that is named by its did is reached by a relay"));
         }
         let (did, route) = (Did::parse(to)?, Route::Relays { urls: relays.to_vec() });
         return Ok(Worker { did, key: None, invite: None, route });
+    }
+    if names_peer(to) {
+        // Where peers have names, they were looked up before.
+        let text = "this is neither an invite nor a did";
+        let todo = "give the whole text of an invite (acp-invite:…), or a did with its relay; \
+                    agents of the mesh are named to the daemon, without --key";
+        return Err(Error::new(Code::BadInvite, text).with_todo(todo));
     }
     let invite = read_invite(to)?;
     check_invite(&invite, &owner.gateway().revocations, now)?;

@@ -169,7 +169,8 @@ pub(super) struct Failure {
 
 impl Failure {
     pub(super) fn nowhere() -> Self {
-        let error = Error::new(Code::RelayUnreachable, "there is no way to this peer from here");
+        let error = Error::new(Code::RelayUnreachable, "there is no way to this peer from here")
+            .with_todo("order it again another way: by an invite, a relay, or a name in the mesh");
         Self { error, retry: false, after: None, in_doubt: false }
     }
 

@@ -155,7 +155,10 @@ async fn serve(
     conn: ConnId,
     id: &RequestId,
 ) -> Result<serde_json::Value, ApiError> {
-    let closed = || ApiError::plain(ApiError::SHUTTING_DOWN, "the daemon is going down");
+    let closed = || {
+        let todo = "try again when it is back; `commsd run` starts one";
+        ApiError::new(ApiError::SHUTTING_DOWN, "the daemon is going down", todo)
+    };
     let (ask, opened) = oneshot::channel();
     asks.send(ask).await.map_err(|_| closed())?;
     let service = opened.await.map_err(|_| closed())??;

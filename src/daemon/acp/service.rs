@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::delegation::{self, GroupResult, Standing, Watcher};
 use super::office::Office;
-use super::orders;
+use super::orders::{self, no_relay};
 use super::transports::Transports;
 use super::worker::{self, Introduction};
 use crate::acp::audit::{AuditLog, from_bundle, read_anchor, to_bundle, verify};
@@ -28,8 +28,8 @@ use crate::acp::owner::{Given, Order, Owner, Question};
 use crate::acp::value::{Digest, InviteId, Name, Prose, Read as _, TaskId, UrlText, Word};
 use crate::api::acp::{
     AcpCall, AcpNews, Answer, Combine, CreateInvite, DEFAULT_WAIT_MS, DelegateMulti, DelegateTask,
-    DiscoverWorkers, ExportAudit, ListTasks, MAX_WAIT_MS, Revocable, RevokeToken, Side, TaskStatus,
-    VerifyAuditBundle, Work,
+    DiscoverWorkers, ExportAudit, InviteStatus, ListTasks, MAX_WAIT_MS, Revocable, RevokeToken,
+    Side, TaskStatus, VerifyAuditBundle, Work,
 };
 use crate::api::types::ApiError;
 use crate::codec::text::escape_untrusted;
@@ -79,6 +79,7 @@ impl Service {
                 verified.map_err(|_| Error::new(Code::AuditInvalid, "it could not be verified"))?
             }
             AcpCall::CreateInvite(call) => self.create_invite(call).await,
+            AcpCall::InviteStatus(call) => self.invite_status(call).await,
             AcpCall::RevokeToken(call) => self.revoke(call).await,
             AcpCall::TaskStatus(call) => self.status(call).await,
             AcpCall::ListTasks(call) => self.list(call).await,
@@ -97,7 +98,8 @@ impl Service {
             AcpCall::DiscoverWorkers(call) => self.discover(call).await,
             AcpCall::ListApprovals => {
                 let all = |owner: &Owner| {
-                    Ok(Value::Array(owner.questions().map(question).collect::<Vec<_>>()))
+                    let all: Vec<Value> = owner.questions().map(question).collect();
+                    Ok(json!({ "approvals": all }))
                 };
                 self.office.look(all).await
             }
@@ -162,7 +164,8 @@ impl Service {
         };
         let mode = call.mode;
         if !(2..=MAX_WORKERS).contains(&call.workers.len()) {
-            return Err(Error::new(Code::BadField, "2 to 16 workers"));
+            let text = "the same work is given to 2 to 16 workers";
+            return Err(Error::new(Code::BadField, text).inside("workers"));
         }
         if call.work.parent_task_id.is_some() {
             let text = "a part of a task is handed on to one worker";
@@ -190,6 +193,11 @@ impl Service {
         let name = call.name.as_deref().map_or(Ok(self.name.clone()), Name::parse)?;
         let relays =
             if call.relay_urls.is_empty() { self.transports.relays() } else { call.relay_urls };
+        if relays.is_empty() {
+            let text =
+                "an invite names the relay by which its worker is reached, and there is none";
+            return Err(no_relay(text).inside("relayUrls"));
+        }
         let introduction = Introduction {
             name,
             description: Prose::default(),
@@ -208,6 +216,23 @@ impl Service {
         }))
     }
 
+    async fn invite_status(&self, call: InviteStatus) -> Result<Value> {
+        let id = InviteId::parse(&call.invite_id)?;
+        let look = move |owner: &Owner| {
+            let book = &owner.gateway().invites;
+            let uses = book.uses(&id);
+            let fault = book.may_use(&id, &owner.gateway().revocations, unix_now()).err();
+            let fault = fault.filter(|_| uses.is_some());
+            Ok(json!({
+                "issued": uses.is_some(),
+                "uses": uses,
+                "code": fault.as_ref().map(Error::code),
+                "message": fault.as_ref().map(Error::message),
+            }))
+        };
+        self.office.look(look).await
+    }
+
     async fn revoke(&self, call: RevokeToken) -> Result<Value> {
         let kind = match call.target_type {
             Revocable::Invite => RevocationTarget::Invite,
@@ -221,7 +246,9 @@ impl Service {
                 if kind == RevocationTarget::Invite
                     && !owner.gateway().invites.knows(&InviteId::parse(&call.target_id)?)
                 {
-                    return Err(Error::new(Code::BadId, "this owner has issued no such invite"));
+                    let text = "this owner has issued no such invite";
+                    let todo = "`commsd acp invite show TEXT` tells an invite's id and whose it is";
+                    return Err(Error::new(Code::BadId, text).with_todo(todo));
                 }
                 owner.revoke(kind, &call.target_id, &call.reason, now, entropy)
             })
@@ -249,7 +276,9 @@ impl Service {
 
     async fn list(&self, call: ListTasks) -> Result<Value> {
         let state = call.state.as_deref().map(|text| {
-            State::parse(text).ok_or_else(|| Error::new(Code::BadField, "no such state"))
+            let todo = "give one of a task's states, as PROPOSED or SETTLED (docs/acp.md)";
+            State::parse(text)
+                .ok_or_else(|| Error::new(Code::BadField, "no such state").with_todo(todo))
         });
         let state = state.transpose()?;
         let peer = call.peer.as_deref().map(Did::parse).transpose()?;
@@ -271,19 +300,21 @@ impl Service {
                 tasks.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
                 let newest = tasks.iter().take(limit.min(MAX_LIST));
                 let list = newest.map(|(_, task)| Ok(shown(&Standing::of(owner, task)?)));
-                Ok(Value::Array(within_a_line(list.collect::<Result<_>>()?)))
+                Ok(json!({ "tasks": within_a_line(list.collect::<Result<_>>()?) }))
             })
             .await
     }
 
     async fn discover(&self, call: DiscoverWorkers) -> Result<Value> {
         let relay = call.relay.or_else(|| self.transports.relays().into_iter().next());
-        let relay = relay.ok_or_else(|| Error::new(Code::BadField, "no relay to ask"))?;
+        let relay = relay.ok_or_else(|| no_relay("no relay is named that could be asked"))?;
         let filter = CardFilter {
             adapter: call.adapter.as_deref().map(Word::parse).transpose()?,
             skill: call.skill.as_deref().map(Word::parse).transpose()?,
         };
-        let failed = |error: TransportError| Error::new(error.code(), error.message());
+        let failed = |error: TransportError| {
+            Error::new(error.code(), format!("{relay}: {}", error.message()))
+        };
         let client = self.transports.client(&relay).map_err(failed)?;
         let mut cards = Vec::new();
         let mut after: Option<String> = None;
@@ -337,37 +368,17 @@ impl Service {
             write_new(&out, &bytes)
                 .map(|()| json!({ "path": out.to_string_lossy(), "bytes": bytes.len() }))
         });
-        written
-            .await
-            .map_err(std::io::Error::from)
-            .flatten()
-            .map_err(|error| Error::new(Code::BadField, error.to_string()).inside("out"))
+        written.await.map_err(std::io::Error::from).flatten().map_err(|error| {
+            let todo = "name an absolute path with nothing there, in a directory of yours";
+            Error::new(Code::BadField, error.to_string()).with_todo(todo).inside("out")
+        })
     }
 }
 
 /// A refusal as callers see it.
 #[must_use]
 pub fn refusal(error: &Error) -> ApiError {
-    let todo = match error.code() {
-        Code::UnknownTask => "`commsd acp tasks`, or acp_list_tasks, lists the tasks",
-        Code::BadInvite | Code::InviteExpired | Code::InviteRevoked | Code::InviteExhausted => {
-            "ask the worker's owner for a new invite"
-        }
-        Code::RelayUnreachable => "check the relay's URL and whether it runs; then try again",
-        Code::EndpointBlocked => {
-            "name another relay; http and ws beyond this machine need acp-allow-insecure"
-        }
-        Code::RateLimited | Code::WorkerBusy | Code::MailboxFull => "try again later",
-        Code::DuplicateWorker => "name each worker once",
-        Code::ApprovalExpired | Code::ApprovalUsed => {
-            "`commsd acp approvals list` shows what waits for an answer"
-        }
-        Code::BadId | Code::BadDid | Code::BadTime | Code::BadField | Code::MissingMember => {
-            "correct the member that is named"
-        }
-        _ => return ApiError::plain(error.code().as_str(), error.to_string()),
-    };
-    ApiError::new(error.code().as_str(), error.to_string(), todo)
+    ApiError::new(error.code().as_str(), error.to_string(), error.todo())
 }
 
 /// A watcher that hands on what programs are told.

@@ -44,6 +44,7 @@ enum Reply {
 struct Refusal {
     code: Code,
     message: String,
+    todo: String,
 }
 
 /// Where the socket of an owner is.
@@ -116,7 +117,11 @@ async fn answer_all(stream: UnixStream, service: &Service) -> io::Result<()> {
         let reply = match answered {
             Ok(result) => Reply::Done { result },
             Err(error) => Reply::Refused {
-                error: Refusal { code: error.code(), message: error.message().to_owned() },
+                error: Refusal {
+                    code: error.code(),
+                    message: error.message().to_owned(),
+                    todo: error.todo().to_owned(),
+                },
             },
         };
         let mut bytes = serde_json::to_vec(&reply).map_err(io::Error::other)?;
@@ -130,7 +135,10 @@ async fn answer_all(stream: UnixStream, service: &Service) -> io::Result<()> {
 /// # Errors
 /// What the office says; `RELAY_UNREACHABLE` when it does not answer.
 pub async fn ask(owner_dir: &Path, call: &AcpCall) -> Result<Option<Value>> {
-    let failed = |_: io::Error| Error::new(Code::RelayUnreachable, "the office does not answer");
+    let failed = |_: io::Error| {
+        Error::new(Code::RelayUnreachable, "the office of this key does not answer")
+            .with_todo("look at the process that works with this key, and try again")
+    };
     let Ok(mut stream) = UnixStream::connect(path_in(owner_dir)).await else { return Ok(None) };
     let mut bytes = serde_json::to_vec(call).map_err(io::Error::other).map_err(failed)?;
     bytes.push(b'\n');
@@ -144,7 +152,9 @@ pub async fn ask(owner_dir: &Path, call: &AcpCall) -> Result<Option<Value>> {
     let line = answered.map_err(|_| failed(io::ErrorKind::TimedOut.into()))?.map_err(failed)?;
     match serde_json::from_slice(&line) {
         Ok(Reply::Done { result }) => Ok(Some(result)),
-        Ok(Reply::Refused { error }) => Err(Error::new(error.code, error.message)),
+        Ok(Reply::Refused { error: Refusal { code, message, todo } }) => {
+            Err(Error::new(code, message).with_todo(todo))
+        }
         Err(_) => Err(failed(io::ErrorKind::InvalidData.into())),
     }
 }

@@ -84,10 +84,9 @@ impl Toolbox {
     /// `BAD_FIELD` when there is none.
     pub(super) fn offers(&self, name: &ToolName) -> Result<()> {
         self.find(name).map(drop).ok_or_else(|| {
-            let text = format!(
-                "there is no tool {name} here; the daemon's are in [acp-tools] of its configuration"
-            );
-            Error::new(Code::BadField, text)
+            let todo = "name one of [acp-tools] in the daemon's configuration, or add it there; with --key, \
+                        --tool 'RESOURCE:ACTION=COMMAND'";
+            Error::new(Code::BadField, format!("there is no tool {name} here")).with_todo(todo)
         })
     }
 

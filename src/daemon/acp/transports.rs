@@ -151,7 +151,7 @@ impl Transports {
                 for url in urls {
                     match self.post_to(url, envelope).await {
                         Ok(()) => return Ok(()),
-                        Err(error) => last = last.and(error.into()),
+                        Err(failure) => last = last.and(failure),
                     }
                 }
                 Err(last)
@@ -170,12 +170,16 @@ impl Transports {
         }
     }
 
-    async fn post_to(&self, url: &str, envelope: &Envelope) -> Result<(), TransportError> {
+    async fn post_to(&self, url: &str, envelope: &Envelope) -> Result<(), Failure> {
         let client = self.client(url)?;
         // The answer will come by the same relay.
         self.listen_on(url);
-        client.post(envelope).await?;
-        Ok(())
+        let posted = client.post(envelope).await;
+        posted.map(drop).map_err(|error| {
+            // Whoever used an invite does not know which relay that was.
+            let text = format!("{}: {}", client.origin(), error.message());
+            Failure { error: Error::new(error.code(), text), ..error.into() }
+        })
     }
 
     pub(super) async fn publish(

@@ -145,7 +145,8 @@ pub async fn follow(
             }
             Ok(Told::Undelivered { .. }) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => {
-                return Err(Error::new(Code::RelayUnreachable, "the worker has ended"));
+                let error = Error::new(Code::RelayUnreachable, "the worker has ended");
+                return Err(error.with_todo("see what it said before, and start it again"));
             }
         }
     }

@@ -108,7 +108,7 @@ pub fn judge(found: &Found) -> (Runtime, Standing) {
     runtime.protocol_version = protocol.map(str::to_owned);
     if !runtime.recognized {
         runtime.error = Some(
-            "the file does not say which engine and protocol it is; move it away and run upgrade"
+            "the file does not say which engine and protocol it is; move it away and run `commsd vault upgrade` there"
                 .into(),
         );
     }

@@ -32,11 +32,13 @@ pub enum MarkerError {
     #[error("there is no EchoesVault/.echoes-vault.json")]
     Absent,
     /// Not one JSON object.
-    #[error("EchoesVault/.echoes-vault.json cannot be read: {0}")]
+    #[error(
+        "EchoesVault/.echoes-vault.json cannot be read: {0}; mend it, or take it back from Git"
+    )]
     Broken(String),
     /// Another protocol.
     #[error(
-        "EchoesVault/.echoes-vault.json names protocol {found}; this engine writes {PROTOCOL} only"
+        "EchoesVault/.echoes-vault.json names protocol {found}; this engine writes {PROTOCOL} only; use the engine that it belongs to"
     )]
     Unsupported {
         /// The value found, as JSON.
@@ -44,7 +46,7 @@ pub enum MarkerError {
     },
     /// Another value where the protocol fixes one.
     #[error(
-        "EchoesVault/.echoes-vault.json has another {0} than protocol {PROTOCOL} prescribes; run init or upgrade"
+        "EchoesVault/.echoes-vault.json has another {0} than protocol {PROTOCOL} prescribes; run `commsd vault upgrade` there"
     )]
     Member(&'static str),
 }

@@ -127,6 +127,20 @@ function showAgents() {
   show("agents", rows, "Nobody else.");
 }
 
+/** What became of a message. */
+function fate(status) {
+  switch (status) {
+    case "delivered": return "has arrived";
+    case "read": return "was read";
+    case "queued": return "waits, and is tried again:";
+    case "awaiting_consent": return "waits until it is let in";
+    case "refused": return "was refused:";
+    case "dropped": return "was dropped: there was no room, or no leave, for it";
+    case "expired": return "was given up: it waited for too long";
+    default: return `is ${status.replaceAll("_", " ")}`;
+  }
+}
+
 /** What an event of the mailbox says, in a line. */
 function tell(event) {
   const room = (path) => words(roomName(path));
@@ -140,13 +154,31 @@ function tell(event) {
     case "room_invite":
       return [who(event.fromName, event.from), " invites you to ", room(event.room)];
     case "room_join_request":
-      return [who(event.requesterName, event.requesterId), " asks you"];
+      // The path of a conversation has both ids in it.
+      return event.room.includes("+")
+        ? [who(event.requesterName, event.requesterId), " asks to write to you"]
+        : [who(event.requesterName, event.requesterId), " asks to join ", room(event.room)];
+    case "connection_request":
+      return ["The machine ", who(event.name, event.peerId), " asks to connect"];
+    case "capability_request":
+      return [who(event.requesterName, event.requesterDevice), " asks for ", words(event.capability), " on ", words(event.scopePath)];
+    case "capability_outcome":
+      return event.accepted
+        ? ["You have ", words(event.capability), " on ", words(event.scopePath)]
+        : ["You do not get ", words(event.capability), " on ", words(event.scopePath), " ", words(event.reason ?? event.code)];
     case "member_joined":
       return [agent, " has joined ", room(event.room)];
     case "member_left":
-      return [agent, " has left ", room(event.room)];
+      return event.own ? ["You are no longer in ", room(event.room), ": its owner put you out"]
+        : [agent, " has left ", room(event.room)];
+    case "member_status":
+      return [agent, ` is ${event.status} in `, room(event.room)];
+    case "name_changed":
+      return [who(event.newName, event.agent), " was called ", words(event.oldName), " before"];
+    case "invite_declined":
+      return [agent, " does not come to ", room(event.room), " ", words(event.reason)];
     case "delivery_status":
-      return ["Your message to ", agent, ": ", words(event.delivery.status), " ", words(event.delivery.reason ?? event.delivery.code)];
+      return ["Your message to ", agent, ` ${fate(event.delivery.status)} `, words(event.delivery.reason ?? event.delivery.code)];
     case "messages_read":
       return [agent, ` has read ${event.messageIds.length} of your messages`];
     case "room_members":
@@ -154,7 +186,8 @@ function tell(event) {
     case "join_outcome":
       return [room(event.room), event.accepted ? (event.reason ? ": " : ": you are let in") : ": you are not let in ", words(event.reason)];
     default:
-      return [words(event.type)];
+      // Of a newer daemon than this page.
+      return ["News: ", words(event.type.replaceAll("_", " "))];
   }
 }
 
@@ -255,7 +288,7 @@ async function refresh() {
     ask("watch"),
     ask("inbox", { max: 100, peek: true }),
     ask("pending.list"),
-    ask("acp", { op: "list_approvals" }, "operator").catch(() => []),
+    ask("acp", { op: "list_approvals" }, "operator").catch(() => ({ approvals: [] })),
   ]);
   const { status, agents, rooms } = watching.snapshot;
   Object.assign(known, { agents, rooms, inbox: inbox.events });
@@ -263,7 +296,7 @@ async function refresh() {
   showRooms();
   showAgents();
   showInbox();
-  showAsks(pending.requests, approvals);
+  showAsks(pending.requests, approvals.approvals);
   await readTalk();
 }
 
@@ -295,8 +328,8 @@ $("say").addEventListener("submit", (event) => {
     const sent = await (room ? ask("send", { room, text }) : ask("dm.send", { agent, text }));
     $("say-text").value = "";
     const waiting = sent.deliveries.filter((delivery) => !["delivered", "read"].includes(delivery.status));
-    const state = (delivery) => `${delivery.agentName ?? short(delivery.agent)}: ${delivery.status.replace("_", " ")}`;
-    $("sent").textContent = waiting.length ? waiting.map(state).join(", ") : "Delivered.";
+    const state = (delivery) => `For ${delivery.agentName ?? short(delivery.agent)} it ${fate(delivery.status)}`.replace(/:$/, "");
+    $("sent").textContent = waiting.length ? waiting.map(state).join("; ") : "Delivered.";
     await readTalk();
   });
 });

@@ -17,14 +17,12 @@ use crate::acp::endpoint::EndpointPolicy;
 use crate::acp::objects::RevocationTarget;
 use crate::acp::value::{Name, TaskId};
 use crate::api::acp::{
-    AcpCall, Answer, CancelTask, CreateInvite, ExportAudit, ListTasks, Revocable, RevokeToken,
-    TaskStatus,
+    AcpCall, Answer, CancelTask, ExportAudit, ListTasks, Revocable, RevokeToken, TaskStatus,
 };
 use crate::api::types::ApiError;
 use crate::cli::acp::Failure;
 use crate::cli::acp::args::{
-    AnswerArgs, ApprovalsCommand, CancelArgs, InviteCreateArgs, RevokeArgs, Side, TaskArgs,
-    TasksArgs,
+    AnswerArgs, ApprovalsCommand, CancelArgs, RevokeArgs, Side, TaskArgs, TasksArgs,
 };
 use crate::cli::{exit, output};
 use crate::codec::text::escape_untrusted;
@@ -109,7 +107,7 @@ fn whole_id(
 
 /// The id in a list of tasks that is `id`, or else the only one that begins with it.
 fn begun_by(id: &str, tasks: &Value) -> Result<String, Failure> {
-    let tasks = tasks.as_array().into_iter().flatten();
+    let tasks = listed(tasks, "tasks");
     let ids = tasks.filter_map(|task| task.get("taskId")?.as_str());
     let begun: BTreeSet<&str> = ids.filter(|whole| whole.starts_with(id)).collect();
     match begun.first() {
@@ -123,7 +121,11 @@ fn begun_by(id: &str, tasks: &Value) -> Result<String, Failure> {
     }
 }
 
-fn finish(place: &Place, answer: &Value, text: impl FnOnce(&Value) -> String) -> ExitCode {
+pub(super) fn finish(
+    place: &Place,
+    answer: &Value,
+    text: impl FnOnce(&Value) -> String,
+) -> ExitCode {
     if place.json {
         output::print(&output::json_line(answer))
     } else {
@@ -131,36 +133,25 @@ fn finish(place: &Place, answer: &Value, text: impl FnOnce(&Value) -> String) ->
     }
 }
 
-fn word(value: &Value, name: &str) -> String {
+/// The entries of a list.
+fn listed<'a>(answer: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
+    answer.get(name).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// A task's state. One whose peer has signed two things at one place is stopped wherever it was.
+fn state(task: &Value) -> String {
+    let fork = Code::AuditFork.as_str();
+    let forked = task.pointer("/failure/code").is_some_and(|code| code == fork);
+    let state = word(task, "status");
+    if forked { format!("{state} ({fork})") } else { state }
+}
+
+pub(super) fn word(value: &Value, name: &str) -> String {
     escape_untrusted(value.get(name).and_then(Value::as_str).unwrap_or_default())
 }
 
-fn millis(time: std::time::Duration) -> u64 {
+pub(super) fn millis(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-pub(super) fn invite(
-    args: &InviteCreateArgs,
-    place: &Place,
-    around: &Surroundings,
-) -> Result<ExitCode, Failure> {
-    let call = AcpCall::CreateInvite(CreateInvite {
-        name: args.name.as_ref().map(|name| (**name).to_owned()),
-        relay_urls: args.relays.clone(),
-        expires_in_ms: Some(millis(args.expires_in)),
-        max_uses: Some(args.max_uses),
-    });
-    let asked = ask(&Whom::of(args.key.as_deref()), call, place, around);
-    let answer = asked.map_err(|failure| {
-        // All else that could be out of bounds, the command line has checked.
-        if args.relays.is_empty() && failure.error.code == Code::BadField.as_str() {
-            let todo = "give --relay URL, or acp-relays in the daemon's configuration";
-            usage("an invite names the relay by which its worker is reached", todo)
-        } else {
-            failure
-        }
-    })?;
-    Ok(finish(place, &answer, |answer| format!("{}\n", word(answer, "invite"))))
 }
 
 pub(super) fn revoke(
@@ -214,11 +205,11 @@ pub(super) fn tasks(
     });
     let answer = ask(&Whom::of(args.owner.key.as_deref()), call, place, around)?;
     Ok(finish(place, &answer, |answer| {
-        let rows = answer.as_array().into_iter().flatten().map(|task| {
+        let rows = listed(answer, "tasks").map(|task| {
             let waits = word(task, "waitingOn");
             [
                 word(task, "taskId"),
-                word(task, "status"),
+                state(task),
                 word(task, "role"),
                 if waits.is_empty() { "-".to_owned() } else { waits },
                 word(task, "title"),
@@ -267,7 +258,7 @@ pub(super) fn task(
 fn task_text(task: &Value) -> String {
     let mut rows = vec![
         ("task", word(task, "taskId")),
-        ("state", word(task, "status")),
+        ("state", state(task)),
         ("as", word(task, "role")),
         ("with", word(task, "peer")),
         ("title", word(task, "title")),
@@ -320,7 +311,7 @@ pub(super) fn approvals(
             let whom = Whom::of(owner.key.as_deref());
             let answer = ask(&whom, AcpCall::ListApprovals, place, around)?;
             Ok(finish(place, &answer, |answer| {
-                let rows = answer.as_array().into_iter().flatten().map(|question| {
+                let rows = listed(answer, "approvals").map(|question| {
                     [
                         word(question, "id"),
                         word(question, "gate"),
@@ -381,17 +372,27 @@ mod tests {
 
     #[test]
     fn the_beginning_of_an_id_names_one_task() {
-        let tasks = json!([{ "taskId": "task_abcdefgh1" }, { "taskId": "task_abcdefgh22" },
-            { "taskId": "task_abcdefgh2" }]);
+        let tasks = json!({ "tasks": [{ "taskId": "task_abcdefgh1" },
+            { "taskId": "task_abcdefgh22" }, { "taskId": "task_abcdefgh2" }] });
         let found = |id| begun_by(id, &tasks).map_err(|failure| failure.exit);
         assert_eq!(found("task_abcdefgh"), Err(exit::USAGE));
         assert_eq!(found("task_abcdefgh1"), Ok("task_abcdefgh1".into()));
         assert_eq!(found("task_abcdefgh2"), Ok("task_abcdefgh2".into()));
         assert_eq!(found("task_zzzzzzzz"), Ok("task_zzzzzzzz".into()));
         assert_eq!(
-            begun_by("task_abcd", &json!([{ "taskId": "task_abcdefgh" }])).ok(),
+            begun_by("task_abcd", &json!({ "tasks": [{ "taskId": "task_abcdefgh" }] })).ok(),
             Some("task_abcdefgh".into())
         );
+    }
+
+    #[test]
+    fn a_fork_is_seen_beside_the_state() {
+        let mut task = json!({ "status": "IN_PROGRESS", "failure": null });
+        assert_eq!(state(&task), "IN_PROGRESS");
+        task["failure"] = json!({ "code": "DEADLINE_PASSED", "message": "late" });
+        assert_eq!(state(&task), "IN_PROGRESS");
+        task["failure"] = json!({ "code": "AUDIT_FORK", "message": "two" });
+        assert_eq!(state(&task), "IN_PROGRESS (AUDIT_FORK)");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `acp delegate`.
 
+use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,7 +17,7 @@ use crate::acp::json::{canonical, parse};
 use crate::acp::objects::Network;
 use crate::acp::owner::Order;
 use crate::acp::value::{Name, TaskId, Time};
-use crate::api::acp::{AcpCall, Combine, DelegateMulti, DelegateTask, Work};
+use crate::api::acp::{AcpCall, AcpNews, Combine, DelegateMulti, DelegateTask, Work};
 use crate::api::types::ApiError;
 use crate::cli::acp::args::{DelegateArgs, GrantedTool, Multi};
 use crate::cli::acp::{Failure, files};
@@ -29,9 +30,6 @@ use crate::runtime::clock::unix_now;
 
 /// Bytes of an input or a schema on the command line or in a file.
 const MAX_JSON: usize = 2 << 20;
-
-/// The exit code of a command that a signal ended.
-const INTERRUPTED: u8 = 130;
 
 pub(super) fn run(
     args: &DelegateArgs,
@@ -189,10 +187,34 @@ fn by_office(
         Some(key) => calls::ask(&calls::Whom::of(Some(key)), call, place, around)?,
         None => {
             let terminal = Terminal::of_daemon(around, args.progress);
-            around.ask(call, |news| terminal.told(news))?
+            let mut begun = BTreeSet::new();
+            let told = |news: AcpNews| {
+                if let AcpNews::Moved { task_id, .. } = &news {
+                    begun.insert(task_id.clone());
+                }
+                terminal.told(news);
+            };
+            match around.ask_until_stopped(call, told)? {
+                Some(answer) => answer,
+                None => return Err(interrupted(&begun)),
+            }
         }
     };
     conclude(args, place, &answer)
+}
+
+/// The signal ends this command alone.
+fn interrupted(begun: &BTreeSet<String>) -> Failure {
+    let ids: Vec<&str> = begun.iter().map(String::as_str).collect();
+    let (text, id) = match ids.first() {
+        Some(first) => (format!("interrupted; the daemon goes on with {}", ids.join(", ")), *first),
+        None => ("interrupted; if the daemon has begun the task, it goes on".to_owned(), "ID"),
+    };
+    let list = if ids.is_empty() { "`commsd acp tasks` lists it, " } else { "" };
+    let todo = format!(
+        "{list}`commsd acp task {id}` shows how it stands, `commsd acp cancel {id}` stops it"
+    );
+    Failure { error: ApiError::new("interrupted", text, todo), exit: exit::INTERRUPTED }
 }
 
 fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<ExitCode, Failure> {
@@ -224,7 +246,7 @@ fn here(args: &DelegateArgs, work: Work, key: &Path, place: &Place) -> Result<Ex
         let answer = done.map_err(misnamed)?;
         ended?;
         let code = conclude(args, place, &answer)?;
-        Ok(if cancel.is_cancelled() { ExitCode::from(INTERRUPTED) } else { code })
+        Ok(if cancel.is_cancelled() { ExitCode::from(exit::INTERRUPTED) } else { code })
     })
 }
 

@@ -6,6 +6,7 @@ mod calls;
 mod delegate;
 mod demo;
 mod draft;
+mod invite;
 mod mcp_server;
 mod terminal;
 mod worker;
@@ -44,26 +45,44 @@ pub struct Surroundings {
 impl Surroundings {
     /// Asks the daemon, as its user. `told` hears what happens meanwhile.
     fn ask(&self, call: AcpCall, told: impl FnMut(AcpNews)) -> Result<Value, Failure> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| no_runtime(&error))?;
-        let answer = runtime.block_on(client::acp::call(&self.socket, PROGRAM, call, told));
-        answer.map_err(|error| {
-            let exit = match error.code.as_str() {
-                ApiError::NO_DAEMON | ApiError::DAEMON_STOPPED => exit::NO_DAEMON,
-                code if code == Code::RelayUnreachable.as_str() => exit::NO_DAEMON,
-                _ => exit::FAILED,
-            };
-            Failure { error, exit }
+        drive(client::acp::call(&self.socket, PROGRAM, call, told))
+    }
+
+    /// As [`Self::ask`], until the first signal: then `None`, and the daemon goes on with what it has
+    /// begun.
+    fn ask_until_stopped(
+        &self,
+        call: AcpCall,
+        told: impl FnMut(AcpNews),
+    ) -> Result<Option<Value>, Failure> {
+        drive(async {
+            let stop = stop_signals()?;
+            tokio::select! {
+                answer = client::acp::call(&self.socket, PROGRAM, call, told) => answer.map(Some),
+                () = stop.cancelled() => Ok(None),
+            }
         })
     }
 }
 
+/// Asks the daemon, in a runtime of this call's own.
+fn drive<T>(asked: impl Future<Output = Result<T, ApiError>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| no_runtime(&error))?;
+    runtime.block_on(asked).map_err(|error| {
+        let exit = match error.code.as_str() {
+            ApiError::NO_DAEMON | ApiError::DAEMON_STOPPED => exit::NO_DAEMON,
+            code if code == Code::RelayUnreachable.as_str() => exit::NO_DAEMON,
+            _ => exit::FAILED,
+        };
+        Failure { error, exit }
+    })
+}
+
 fn no_runtime(error: &std::io::Error) -> Failure {
-    let todo = "check the limits of this user's processes and descriptors";
-    let error = ApiError::new("start_io", format!("no runtime: {error}"), todo);
-    Failure { error, exit: exit::FAILED }
+    Failure { error: ApiError::no_runtime(error), exit: exit::FAILED }
 }
 
 /// Does a hosted command. `relay start` is `main`'s.
@@ -77,7 +96,8 @@ pub fn run(hosted: Hosted, around: &Surroundings, json: bool) -> ExitCode {
         HostedCommand::Delegate(args) => delegate::run(&args, &place, around),
         HostedCommand::Demo(audit_dir) => demo::run(audit_dir.as_deref(), &place),
         HostedCommand::McpServer(args) => mcp_server::run(&args, &place, around),
-        HostedCommand::InviteCreate(args) => calls::invite(&args, &place, around),
+        HostedCommand::InviteCreate(args) => invite::create(&args, &place, around),
+        HostedCommand::InviteShow(args) => invite::show(&args, &place, around),
         HostedCommand::Revoke(args) => calls::revoke(&args, &place, around),
         HostedCommand::Tasks(args) => calls::tasks(&args, &place, around),
         HostedCommand::Task(args) => calls::task(&args, &place, around),

@@ -37,6 +37,8 @@ pub(super) struct Terminal {
     questions: Option<SyncSender<Asked>>,
     /// What the commands that answer from elsewhere need besides.
     flags: String,
+    /// What takes an offer back: `{}` is the task's id.
+    takes_back: &'static str,
     progress: bool,
 }
 
@@ -62,7 +64,7 @@ impl Terminal {
         });
         let path = |path: &Path| escape_untrusted(&path.to_string_lossy());
         let flags = format!(" --key {} --state-dir {}", path(key), path(&place.state_dir));
-        Self { questions, flags, progress }
+        Self { questions, flags, takes_back: "Ctrl-C", progress }
     }
 
     /// A terminal whose answers go to the daemon.
@@ -74,7 +76,7 @@ impl Terminal {
                 too_late();
             }
         });
-        Self { questions, flags: String::new(), progress }
+        Self { questions, flags: String::new(), takes_back: "`commsd acp cancel {}`", progress }
     }
 
     /// Shows what has happened; puts a question.
@@ -87,11 +89,14 @@ impl Terminal {
                 say(format!("{id} {status}{percent} {step} {message}").trim_end());
             }
             AcpNews::Moved { .. } => {}
-            AcpNews::Quiet { task_id } => say(&format!(
-                "{} no answer yet: the worker is away, or does not know you, or its invite is used up, \
-                 over or taken back. Ctrl-C takes the offer back",
-                escape_untrusted(&task_id)
-            )),
+            AcpNews::Quiet { task_id } => {
+                let id = escape_untrusted(&task_id);
+                let takes_back = self.takes_back.replace("{}", &id);
+                say(&format!(
+                    "{id} no answer yet: the worker is away, or does not know you, or its invite is \
+                     used up, over or taken back. {takes_back} takes the offer back"
+                ));
+            }
             AcpNews::Asked { id, question, about, expires_at, .. } => {
                 // Behind a bar, so that nothing of it can look like a line of ours.
                 let about = about.iter().map(|line| format!("│ {}", escape_untrusted(line)));
