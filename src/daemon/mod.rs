@@ -14,6 +14,7 @@ mod identities;
 mod keeping;
 mod listeners;
 pub mod logging;
+mod lookup;
 mod names;
 mod owner;
 mod pages;
@@ -23,6 +24,7 @@ pub mod relay_hub;
 mod requests;
 mod trust;
 mod vaults;
+mod views;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
