@@ -258,7 +258,7 @@ mod tests {
             &[][..],
             &["--json"],
             &["--home", "vault", "--socket=/s"],
-            &["--home=/h", "--json", "--socket", "--json"],
+            &["--home=/h", "--json", "--socket=--json"],
             &["--socket", "/a b/\u{e9}"],
         ] {
             let line = |rest: &[&'static str]| [&["commsd"], globals, rest].concat();

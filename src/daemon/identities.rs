@@ -212,8 +212,13 @@ impl Thread {
                         code: error.code(),
                         message: error.to_string(),
                     })?;
-            return match claim {
-                Claim::Won { lock, .. } => self.load(&name, lock, reason),
+            match claim {
+                Claim::Won { lock, .. } => {
+                    match self.load(&name, &request.key, lock, reason.clone())? {
+                        Some(opened) => return Ok(opened),
+                        None => reason = Some("another directory has the slot of this name".into()),
+                    }
+                }
                 Claim::Held(holder) => {
                     let reason = holder.to_string();
                     emit(
@@ -221,23 +226,35 @@ impl Thread {
                             .with("slot", name.base())
                             .with("reason", &reason),
                     );
-                    self.ephemeral(&request.harness, Some(reason))
+                    return self.ephemeral(&request.harness, Some(reason));
                 }
-            };
+            }
         }
         self.ephemeral(&request.harness, Some("too many clients have this directory".into()))
     }
 
+    /// The slot, unless it is another directory's: some have the same name.
     fn load(
         &mut self,
         name: &SlotName,
+        place: &str,
         lock: HeldLock,
         reason: Option<String>,
-    ) -> Result<OpenSlot, OpenError> {
+    ) -> Result<Option<OpenSlot>, OpenError> {
         let opened = SlotFile::open(name, &lock, unix_now(), &mut self.entropy)
             .map_err(|error| OpenError { code: error.code(), message: error.to_string() })?;
-        let slot = opened.slot;
+        let mut slot = opened.slot;
         let device = slot.key().id();
+        if slot.entry(SlotTable::Places, place).is_none() {
+            if slot.entries(SlotTable::Places).next().is_some() {
+                return Ok(None);
+            }
+            let (table, key) = (SlotTable::Places, place.to_owned());
+            let change = Change { table, key, value: Some(serde_json::Value::Bool(true)) };
+            if let Err(error) = slot.apply(&lock, &[change]) {
+                report(device, error.code(), &error.to_string());
+            }
+        }
         let how = match opened.opening {
             Opening::Created => "created",
             Opening::Loaded => "loaded",
@@ -282,7 +299,7 @@ impl Thread {
             grants,
         };
         self.slots.insert(device, Held { slot, lock });
-        Ok(opened)
+        Ok(Some(opened))
     }
 
     fn ephemeral(&mut self, harness: &str, reason: Option<String>) -> Result<OpenSlot, OpenError> {

@@ -89,8 +89,8 @@ impl SlotError {
 
 /// The name of a slot, which is also the name of its files.
 ///
-/// Two directories whose names differ only in replaced characters give the same slot, as with the
-/// reference; the lock keeps them from sharing a live identity.
+/// Two directories whose names differ only in replaced characters give the same name, as with the
+/// reference; [`SlotTable::Places`] tells whose the slot is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotName {
     base: String,
@@ -190,6 +190,8 @@ pub enum SlotTable {
     GroupTokens,
     /// `<owner hex>/<scope path>::<capability>` to token; ours alone.
     ServiceTokens,
+    /// The directory (for harness `cli`: the agent's name) that has the slot, to `true`; ours alone.
+    Places,
 }
 
 impl Table for SlotTable {
@@ -199,6 +201,7 @@ impl Table for SlotTable {
             Self::IssuedGrants => "issuedGrants",
             Self::GroupTokens => "groupTokens",
             Self::ServiceTokens => "x-commsd-serviceTokens",
+            Self::Places => "x-commsd-places",
         }
     }
 }

@@ -333,6 +333,25 @@ async fn a_second_client_of_a_directory_gets_a_slot_of_its_own() {
 }
 
 #[tokio::test]
+async fn directories_with_one_slot_name_are_not_one_agent() {
+    let one = Daemon::start(Ports::free()).await;
+    let mut ids: Vec<String> = Vec::new();
+    // The second time each finds its own again.
+    for directory in ["a/b", "a_b", "a/b", "a_b"] {
+        let directory = one.home.path().join(directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        let from = one.log.len();
+        let agent = Agent::attach(&one.socket(), "mcp", None, &directory).await;
+        ids.push(agent.id.clone());
+        drop(agent);
+        let id = ids.last().unwrap().as_str();
+        one.log.wait(from, "its end", |l| l["event"] == "agent_removed" && l["agent"] == id).await;
+    }
+    assert_ne!(ids[0], ids[1]);
+    assert_eq!(ids[..2], ids[2..]);
+}
+
+#[tokio::test]
 async fn names_with_one_slot_name_are_not_one_agent() {
     let one = Daemon::start(Ports::free()).await;
     let _first = one.agent("a/b").await;
