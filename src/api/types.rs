@@ -1587,6 +1587,10 @@ results! {
         requester: String,
         /// Its name where known.
         requester_name: Option<String>,
+        /// The machine that it proves to be on, when that is another one.
+        from_machine: Option<String>,
+        /// `other`: another user's of this machine; `unknown`: nothing proves whose it is.
+        from_user: Option<String>,
         /// Since when it waits.
         at: Time,
     }

@@ -16,6 +16,7 @@ use super::output::{
 use super::trust::{CodeCommand, TrustCommand};
 use super::{Endpoint, doctor, exit, stop};
 use crate::api::client::{Client, Notification, Notifications, disconnected};
+use crate::api::tool::feed::whose_is;
 use crate::api::tool::render::device;
 use crate::api::types::{
     AcceptParams, Acked, ActionParams, AgentInfo, AgentList, AgentStatus, AgentsParams, Answered,
@@ -669,6 +670,11 @@ fn wanted(request: &PendingRequest) -> String {
     }
 }
 
+/// Whose the agent is that asks.
+fn asker(request: &PendingRequest) -> String {
+    whose_is(request.from_machine.as_deref(), request.from_user.as_deref())
+}
+
 fn show_pending(list: &PendingList) -> String {
     let rows: Vec<_> = list
         .requests
@@ -678,7 +684,11 @@ fn show_pending(list: &PendingList) -> String {
                 request.id.clone(),
                 request.kind.to_string(),
                 short(&request.requester),
-                request.requester_name.clone().unwrap_or_default(),
+                format!(
+                    "{}{}",
+                    request.requester_name.as_deref().unwrap_or_default(),
+                    asker(request)
+                ),
                 request.at.0.iso(),
                 wanted(request),
             ]
@@ -693,7 +703,10 @@ fn show_answered(answered: &Answered) -> String {
     fields(&[
         (verb, request.id.clone()),
         ("kind", request.kind.to_string()),
-        ("requester", device(request.requester_name.as_deref(), &request.requester)),
+        (
+            "requester",
+            device(request.requester_name.as_deref(), &request.requester) + &asker(request),
+        ),
         ("for", wanted(request)),
     ])
 }

@@ -175,6 +175,7 @@ pub(super) fn event_text(event: &Event) -> String {
     };
     let member = |name: &str| text(event.body.get(name));
     let who = |id: &str, name: &str| device(Some(&member(name)), &member(id));
+    let asking = |id: &str, name: &str| format!("{}{}", who(id, name), whose(event));
     let room = || room_label(&member("room"));
     let message = |name: &str| text(event.body.get("message").and_then(|m| m.get(name)));
     let delivery = |name: &str| text(event.body.get("delivery").and_then(|d| d.get(name)));
@@ -195,7 +196,7 @@ pub(super) fn event_text(event: &Event) -> String {
         }
         "room_invite" => format!(
             "{} invites to \"{}\" {}",
-            who("from", "fromName"),
+            asking("from", "fromName"),
             room(),
             member("roomDescription")
         ),
@@ -232,10 +233,10 @@ pub(super) fn event_text(event: &Event) -> String {
             format!("{} was called \"{}\"", who("agent", "newName"), member("oldName"))
         }
         "room_join_request" if member("room").contains('+') => {
-            format!("{} asks to send you direct messages", who("requesterId", "requesterName"))
+            format!("{} asks to send you direct messages", asking("requesterId", "requesterName"))
         }
         "room_join_request" => {
-            format!("{} asks to join {}", who("requesterId", "requesterName"), room())
+            format!("{} asks to join {}", asking("requesterId", "requesterName"), room())
         }
         "room_members" => {
             let members = event.body.get("members").and_then(Value::as_array);
@@ -258,7 +259,7 @@ pub(super) fn event_text(event: &Event) -> String {
         "join_outcome" => format!("you are not let into {}: {}", room(), member("reason")),
         "capability_request" => format!(
             "{} asks for \"{}\" on {} (request {})",
-            who("requesterDevice", "requesterName"),
+            asking("requesterDevice", "requesterName"),
             member("capability"),
             member("scopePath"),
             member("requestId")

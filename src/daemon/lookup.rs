@@ -13,7 +13,7 @@ use crate::mesh::wire::room_path::{self, RoomPath};
 /// Hex digits that name an agent at least (decision: `interface.md`).
 const MIN_PREFIX: usize = 8;
 /// Candidates listed when a name is ambiguous.
-const MAX_CANDIDATES: usize = 8;
+pub(super) const MAX_CANDIDATES: usize = 8;
 
 /// Whether a text can be the beginning of an id.
 fn is_prefix(text: &str) -> bool {

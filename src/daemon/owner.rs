@@ -746,17 +746,17 @@ fn listener_code(error: &AddDeviceError) -> &'static str {
 /// Whose the agent is that writes or asks; nothing for one of our own user's on this machine.
 #[derive(Serialize, Default)]
 #[serde(rename_all = "camelCase")]
-struct Origin {
+pub(super) struct Origin {
     /// The machine that it proves to be on, when that is another one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    from_machine: Option<String>,
+    pub(super) from_machine: Option<String>,
     /// That it is another user's of this machine, or nothing is known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    from_user: Option<&'static str>,
+    pub(super) from_user: Option<&'static str>,
 }
 
 impl Origin {
-    fn of(node: &Node, device: &DeviceId, now: Now) -> Self {
+    pub(super) fn of(node: &Node, device: &DeviceId, now: Now) -> Self {
         let from_user = |user| Self { from_user: Some(user), ..Self::default() };
         match node.origination(device, now) {
             Origination::OwnUser => Self::default(),
@@ -840,9 +840,9 @@ impl<'a> Pushed<'a> {
                 pushed.requester_name = node.shown_name(requester_device);
                 pushed.origin = origin(requester_device);
             }
+            DeliveryEvent::RoomInvite { from, .. } => pushed.origin = origin(from),
             // These carry their names, or none is of use.
-            DeliveryEvent::RoomInvite { .. }
-            | DeliveryEvent::RoomMembers { .. }
+            DeliveryEvent::RoomMembers { .. }
             | DeliveryEvent::InviteDeclined { .. }
             | DeliveryEvent::NameChanged { .. }
             | DeliveryEvent::ConnectionRequest { .. }

@@ -27,6 +27,7 @@ use crate::mesh::node::{
     self, CallId, Command, CommandError, CommandResult, Input, MAX_CALLS, OpId, OperatorCommand,
     ServiceCall, ServiceOutcome, ShareView, is_share_name,
 };
+use crate::mesh::wire::capability;
 use crate::runtime::local_socket::ConnId;
 use crate::vault::{self, Asked, Options, Stop, VaultError, Workspace};
 
@@ -511,10 +512,15 @@ impl Owner {
         &mut self,
         conn: ConnId,
         id: &RequestId,
-        request: types::PendingRequest,
+        mut request: types::PendingRequest,
         decision: Result<Option<GrantTerms>, Option<String>>,
     ) -> Result<(), ApiError> {
         let accept = decision.is_ok();
+        let mode = decision.as_ref().ok().and_then(|terms| terms.as_ref()?.mode);
+        if mode == Some(VaultMode::Read) {
+            // Told is what was given, not what was asked for.
+            request.capability = Some(capability::VAULT_READ.to_owned());
+        }
         let ask = request.id.clone();
         let command = match decision {
             Ok(terms) => {
@@ -544,7 +550,7 @@ impl Owner {
             Request::Reject(params) => (params.which()?, Err(params.reason.clone())),
             _ => return Ok(()),
         };
-        let PendingRef::Id(wanted) = which else { return Err(not_pending()) };
+        let PendingRef::Id(wanted) = which else { return Err(not_pending(None)) };
         let found = self.pending_named(wanted, None)?;
         if found.kind == types::PendingKind::Mesh {
             let (ask, accepted) = (found.id.clone(), decision.is_ok());

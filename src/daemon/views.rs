@@ -1,7 +1,7 @@
 //! What clients are shown of the node: themselves, agents, rooms, their histories, and the graph, each
 //! within the size of an answer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::advice::detached;
 use super::lookup::no_room;
@@ -106,12 +106,16 @@ impl Owner {
     pub(super) fn agents_view(&self, conn: ConnId) -> Vec<types::AgentInfo> {
         let viewer = self.viewer(conn);
         let petnames = self.petnames();
+        // Secret rooms are named to those who are in them.
+        let secret: HashSet<String> =
+            self.node.rooms_hidden_from(viewer.as_ref()).map(|path| path.to_string()).collect();
         let agents = self
             .node
             .agents(viewer.as_ref(), self.now())
             .into_iter()
             .map(|view| {
-                let record = view.record;
+                let mut record = view.record;
+                record.subscribed_rooms.retain(|room| !secret.contains(room));
                 let petname =
                     petnames.as_ref().and_then(|names| names.get(&record.id)).map(str::to_owned);
                 types::AgentInfo {

@@ -1,8 +1,10 @@
 //! What waits for an agent's yes or no, and by what names rooms, agents and requests are meant.
 
+use commsd::api::client::Client;
 use commsd::api::types::{
-    AcceptParams, ActionParams, DeliveryStatus, PendingKind, PetnameClearParams, PetnameSetParams,
-    RejectParams, RoomCreateParams, RoomHistoryParams, RoomInviteParams, RoomType, WhoamiParams,
+    AcceptParams, ActionParams, AgentsParams, DeliveryStatus, PendingKind, PetnameClearParams,
+    PetnameSetParams, RejectParams, RoomCreateParams, RoomHistoryParams, RoomInviteParams,
+    RoomType, WhoamiParams,
 };
 use serde_json::{Value, json};
 
@@ -145,8 +147,40 @@ async fn who_asks_names_the_request() {
     assert!(!failed, "{text}");
     assert!(alice.pending(PendingKind::Dm).await.is_empty());
     assert_eq!(alice.pending(PendingKind::Room).await.len(), 1, "the other still waits");
-    alice.client.call(yes("dora")).await.unwrap();
+    // The room stands for what is asked of it.
+    let answered = alice.client.call(yes("den")).await.unwrap();
+    assert_eq!(answered.request.requester, dora.id);
     alice.wait_dm("may I").await;
+    // And for an invitation; the word dm, with the other end, for a conversation.
+    let attic = create(&alice, "attic", RoomType::Secret).await;
+    invite(&alice, &attic, &bob).await;
+    bob.client.call(yes("attic")).await.unwrap();
+    assert!(rooms_of(&bob).await.contains(&attic));
+    let eve = daemon.agent("eve").await;
+    eve.dm(&alice.id, "may I too", None).await;
+    alice.wait_kind("room_join_request").await;
+    let (room, requester) = (Some("dm".into()), Some("eve".into()));
+    let answer = AcceptParams { id: None, room, requester, terms: None };
+    assert_eq!(alice.client.call(answer).await.unwrap().request.requester, eve.id);
+    // Who is not in a secret room does not read of it beside its members either.
+    let rooms = async |viewer: &Agent| {
+        let agents = viewer.client.call(AgentsParams {}).await.unwrap().agents;
+        agents.into_iter().find(|agent| agent.id == alice.id).unwrap().rooms
+    };
+    assert!(rooms(&bob).await.contains(&attic));
+    assert!(!rooms(&eve).await.contains(&attic));
+}
+
+#[tokio::test]
+async fn without_an_agent_the_answer_is_the_users_and_that_is_said() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let mut alice = daemon.agent("alice").await;
+    daemon.agent("bob").await.dm(&alice.id, "may I", None).await;
+    alice.wait_kind("room_join_request").await;
+    let (client, _) = Client::connect(&daemon.socket(), "test").await.unwrap();
+    let error = client.call(yes("bob")).await.unwrap_err();
+    assert_eq!(error.code, "not_pending");
+    assert!(error.todo.as_ref().is_some_and(|todo| todo.contains("--as NAME")), "{error:?}");
 }
 
 #[tokio::test]

@@ -265,6 +265,23 @@ async fn a_shares_owner_is_named_by_the_beginning_of_its_id_too() {
     shell(pair.two.home.path(), &args, "").await.refused(1, "agents");
 }
 
+/// A name stands for a conversation or a room, and a yes to it must not open a vault.
+#[tokio::test]
+async fn a_permission_is_given_by_its_id_alone_and_told_as_it_was_given() {
+    let pair = Pair::new().await;
+    pair.share("--write").await;
+    assert_eq!(pair.ask(&["--write"]).await.ok()["status"], "pending");
+    for words in [&["accept", "bob"][..], &["accept", "--as", "alice", "bob"], &["reject", "bob"]] {
+        pair.owner(words).await.refused(1, "by its id alone: capability ");
+    }
+    let pending = pair.owner(&["pending", "--json"]).await.ok();
+    let id = pending["requests"][0]["id"].as_str().unwrap();
+    let given = pair.owner(&["accept", id, "--read", "--json"]).await.ok();
+    assert_eq!(given["request"]["capability"], "x-commsd-vault:read");
+    pair.hears("capability_outcome").await;
+    pair.there(&["hash", "auth"], "").await.ok();
+}
+
 #[tokio::test]
 async fn permissions_end_and_outlive_restarts() {
     let pair = Pair::new().await;

@@ -142,11 +142,19 @@ fn head(event: &Event) -> String {
 /// What sets whoever writes or asks apart from the agents of the reader's own user on this machine.
 #[must_use]
 pub(crate) fn whose(event: &Event) -> String {
-    let machine = word(event, "fromMachine");
-    match text(Some(&event.body), "fromUser") {
-        _ if !machine.is_empty() => format!(" (on machine \"{machine}\")"),
-        "" => String::new(),
-        "other" => " (another user's)".to_owned(),
+    let member = |key| event.body.get(key).and_then(Value::as_str);
+    whose_is(member("fromMachine"), member("fromUser"))
+}
+
+/// The same of a request that waits.
+#[must_use]
+pub(crate) fn whose_is(machine: Option<&str>, user: Option<&str>) -> String {
+    match (machine, user) {
+        (Some(machine), _) if !machine.is_empty() => {
+            format!(" (on machine \"{}\")", escape_untrusted(truncate_chars(machine, MAX_WORD)))
+        }
+        (_, None | Some("")) => String::new(),
+        (_, Some("other")) => " (another user's)".to_owned(),
         _ => " (whose it is, nobody can say)".to_owned(),
     }
 }
@@ -162,8 +170,9 @@ fn line(event: &Event) -> String {
         "room_invite" => {
             let description = get("roomDescription");
             format!(
-                "📬 {} invites you to {}{}{} (join_room, or decline_invite with a reason)",
+                "📬 {}{} invites you to {}{}{} (join_room, or decline_invite with a reason)",
                 named("from", "fromName"),
+                whose(event),
                 get("room"),
                 if description.is_empty() { "" } else { ", which says of itself: " },
                 if description.is_empty() { String::new() } else { format!("\"{description}\"") }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::feed::frame;
+use super::feed::{frame, whose_is};
 use super::{Action, Since, ToolResult};
 use crate::api::types::{
     AgentInfo, AgentList, AgentStatus, Answered, ApiError, Delivery, DeliveryStatus, DmAdmitted,
@@ -579,9 +579,11 @@ pub fn trusted(list: &Trusted) -> String {
 }
 
 fn answered(answered: &Answered) -> String {
-    let who = match &answered.request.requester_name {
-        Some(name) => format!("{} {}", quoted(name), short(&answered.request.requester)),
-        None => answered.request.requester.clone(),
+    let request = &answered.request;
+    let whose = whose_is(request.from_machine.as_deref(), request.from_user.as_deref());
+    let who = match &request.requester_name {
+        Some(name) => format!("{} {}{whose}", quoted(name), short(&request.requester)),
+        None => format!("{}{whose}", request.requester),
     };
     let word = if answered.accepted { "Accepted" } else { "Rejected" };
     match answered.request.room.as_ref().or(answered.request.share.as_ref()) {
@@ -596,9 +598,10 @@ fn pending(list: PendingList, choose: impl Fn(PendingKind) -> bool, none: &str) 
         .iter()
         .filter(|request| choose(request.kind))
         .map(|request| {
+            let whose = whose_is(request.from_machine.as_deref(), request.from_user.as_deref());
             let name = match &request.requester_name {
-                Some(name) => format!(" {}", quoted(name)),
-                None => String::new(),
+                Some(name) => format!(" {}{whose}", quoted(name)),
+                None => whose,
             };
             let since = String::from(request.at);
             if let (PendingKind::Invite, Some(room)) = (request.kind, &request.room) {

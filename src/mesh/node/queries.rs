@@ -236,6 +236,18 @@ impl Node {
         views
     }
 
+    /// Secret rooms that `viewer` is not in.
+    pub fn rooms_hidden_from<'a>(
+        &'a self,
+        viewer: Option<&'a DeviceId>,
+    ) -> impl Iterator<Item = &'a RoomPath> {
+        let rooms = self.replica.rooms();
+        let hidden = move |room: &RoomRecord| {
+            room.kind == RoomType::Secret && !viewer.is_some_and(|viewer| room.is_member(viewer))
+        };
+        rooms.filter(move |(_, room)| hidden(room)).map(|(path, _)| path)
+    }
+
     /// Public rooms of this name.
     pub fn public_rooms_called<'a>(
         &'a self,
