@@ -16,12 +16,25 @@ use super::scan::{path_bytes, path_text};
 /// engine has it).
 const SHORT: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(5);
+/// Largest `.git/HEAD` or `.git/config` that is looked at here; more than that is Git's to judge.
+const MAX_TEXT: u64 = 64 * 1024;
+
+/// A repository's configuration comes with the project and may name programs: nothing of it is to be
+/// run. No file system monitor, no repository that lies as plain files in another one (it comes with a
+/// clone), and no fetch of missing objects, which would start what the configuration names as
+/// transport.
+const OPTIONS: [&str; 4] = ["-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit"];
+const VARIABLES: [(&str, &str); 3] =
+    [("GIT_OPTIONAL_LOCKS", "0"), ("GIT_NO_LAZY_FETCH", "1"), ("GIT_ALLOW_PROTOCOL", "")];
+
 /// Answer of `git -C folder args`; `None` unless it ends well and in time.
 fn ask(folder: &Path, args: &[&str], input: Option<Vec<u8>>, limit: Duration) -> Option<Vec<u8>> {
     let mut child = Command::new("git")
+        .args(OPTIONS)
         .arg("-C")
         .arg(folder)
         .args(args)
+        .envs(VARIABLES)
         .stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -85,7 +98,12 @@ fn is_ordinary(top: &Path) -> bool {
     let git = top.join(".git");
     let own = rustix::process::geteuid().as_raw();
     let ours = |path: &Path| path.symlink_metadata().is_ok_and(|m| m.is_dir() && m.uid() == own);
-    let text = |name: &str| std::fs::read_to_string(git.join(name)).unwrap_or_default();
+    let text = |name: &str| {
+        let path = git.join(name);
+        // Reading a pipe would not end.
+        let is_text = path.symlink_metadata().is_ok_and(|m| m.is_file() && m.len() <= MAX_TEXT);
+        is_text.then(|| std::fs::read_to_string(path).ok()).flatten().unwrap_or_default()
+    };
     let (head, config) = (text("HEAD"), text("config"));
     let head = head.trim_end();
     let is_hash =
@@ -213,6 +231,15 @@ mod tests {
         git(&moved, &["config", "core.worktree", plain.to_str().unwrap()]);
         let broken = make("broken");
         fs::create_dir(broken.join(".git")).unwrap();
+        // Plain files in a clone that are a repository of their own are none here.
+        let embedded = full.join("embedded");
+        fs::create_dir_all(embedded.join("objects/a")).unwrap();
+        fs::create_dir_all(embedded.join("refs")).unwrap();
+        fs::write(embedded.join("HEAD"), "ref: refs/heads/main\n").unwrap();
+        let config = "[core]\nrepositoryformatversion = 0\nbare = false\nworktree = .\n";
+        fs::write(embedded.join("config"), config).unwrap();
+        assert_eq!(toplevel(&embedded), None);
+        assert_eq!((tracked(&embedded), untracked(&embedded)), (None, None));
         let nested = full.join("nested");
         fs::create_dir(&nested).unwrap();
         git(&nested, &["init", "-q"]);

@@ -6,10 +6,10 @@
 //! at work, and keeps an advisory lock (`flock`) on it, as the portable runtime does, so that engines
 //! that know of it see a holder alive however old the file looks. An abandoned lock is taken over in one
 //! step (the two files change places), so that one that came alive in between is put back and never
-//! deleted.
+//! deleted. A lock that cannot be opened, as another user's, is judged by its age alone.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -102,10 +102,8 @@ impl Lock {
             }
             if let Some(found) = look(tree, &folder, clock)? {
                 let old = found.age.is_some_and(|age| age > STALE);
-                if old
-                    && let Some(abandoned) = tree.open_file(PATH)?
-                    && advise(&abandoned)
-                {
+                // The advisory lock lasts as long as the file is open.
+                if old && let Some(_advisory) = claim(tree)? {
                     match Self::take_over(&folder, &found, &token, entropy, refresh)? {
                         Some(lock) => return Ok(lock),
                         None => continue,
@@ -240,6 +238,19 @@ fn advise(file: &File) -> bool {
     flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
+/// Claims the right to take an old lock over; `None` if its holder lives, or it has gone. Without a file
+/// the lock cannot be opened, so that its age alone has decided.
+fn claim(tree: &Tree) -> Result<Option<Option<File>>, VaultError> {
+    match tree.open_file(PATH) {
+        Ok(Some(file)) => Ok(advise(&file).then_some(Some(file))),
+        Ok(None) => Ok(None),
+        Err(VaultError::Io { source, .. }) if source.kind() == ErrorKind::PermissionDenied => {
+            Ok(Some(None))
+        }
+        Err(error) => Err(error),
+    }
+}
+
 fn fail(action: &'static str, error: Errno) -> VaultError {
     VaultError::Io { action, path: PATH.into(), source: error.into() }
 }
@@ -272,11 +283,13 @@ fn identity(folder: &Dir, name: &str) -> Result<Option<Identity>, VaultError> {
 /// Looks at what stands in the lock's place; `None` if it has gone.
 fn look(tree: &Tree, folder: &Dir, clock: &dyn Clock) -> Result<Option<Found>, VaultError> {
     let Some(identity) = identity(folder, NAME)? else { return Ok(None) };
-    if folder.kind(NAME)? == Some(Kind::Folder) {
-        return Err(VaultError::NotRegular(PATH.into()));
-    }
-    // A link's target tells the age.
-    let age = tree.modified(PATH)?.and_then(|(seconds, nanoseconds)| {
+    let written = match folder.kind(NAME)? {
+        Some(Kind::Folder) => return Err(VaultError::NotRegular(PATH.into())),
+        // A link's target tells the age.
+        Some(Kind::Link) => tree.modified(PATH)?,
+        _ => Some(identity.modified),
+    };
+    let age = written.and_then(|(seconds, nanoseconds)| {
         let since = Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanoseconds).ok()?);
         clock.now().duration_since(UNIX_EPOCH + since).ok()
     });

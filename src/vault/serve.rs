@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::error::VaultError;
 use super::plan::name::NameError;
+use super::plan::page::PageError;
 use super::plan::payload::{AppendInput, EndInput, PageInput};
 use super::plan::search::DEFAULT_LIMIT;
+use super::plan::text::{decode, has_conflict, strip};
 use super::plan::{json, payload};
 use super::workspace::Workspace;
 use crate::codec::text::{hides_something, truncate_chars};
@@ -72,6 +74,19 @@ fn plain(name: &str) -> Result<(), VaultError> {
     Ok(())
 }
 
+/// Refuses what the reference takes from its own user: a name that could look like another, and a page
+/// with a conflict marker behind a CR, which only counts once it is on disk, where it stops every
+/// command that needs the index.
+fn harmless(page: &PageInput) -> Result<(), VaultError> {
+    plain(&page.filename)?;
+    let on_disk = decode(page.content.clone().into_bytes()).unwrap_or_default();
+    if has_conflict(strip(&on_disk)) {
+        let file = page.filename.clone();
+        return Err(VaultError::Page { file, why: PageError::Conflict });
+    }
+    Ok(())
+}
+
 impl Request {
     /// Reads a command. Whether `end` is confirmed is looked at before its payload.
     ///
@@ -100,13 +115,13 @@ impl Request {
             "append" => Self::Append(payload::append(&value()?)?),
             "upsert" => {
                 let input = payload::page(&value()?)?;
-                plain(&input.filename)?;
+                harmless(&input)?;
                 Self::Upsert(input)
             }
             "end" if asked.confirmed != Some(true) => return Err(VaultError::Unconfirmed),
             "end" => {
                 let input = payload::end(&value()?)?;
-                input.pages.iter().try_for_each(|page| plain(&page.filename))?;
+                input.pages.iter().try_for_each(harmless)?;
                 Self::End(input)
             }
             other => {
@@ -180,6 +195,20 @@ mod tests {
             let upsert = Asked { payload: Some(payload), ..asked("upsert") };
             assert_eq!(code(&upsert), "vault_name", "{name:?}");
         }
+    }
+
+    #[test]
+    fn conflict_markers_behind_any_line_end_are_refused() {
+        for text in ["a\n=======\nb", "a\r\n=======\r\nb", "a\r<<<<<<< x\rb", "a\r>>>>>>>\u{a0}"] {
+            let page = serde_json::json!({"filename": "p", "content": text});
+            let upsert = Asked { payload: Some(page.to_string()), ..asked("upsert") };
+            assert_eq!(code(&upsert), "vault_page", "{text:?}");
+            let end = serde_json::json!({"dailySummary": "x", "pages": [page]}).to_string();
+            let end = Asked { confirmed: Some(true), payload: Some(end), ..asked("end") };
+            assert_eq!(code(&end), "vault_page", "{text:?}");
+        }
+        let page = serde_json::json!({"filename": "p", "content": "a\r======= \rb"}).to_string();
+        Request::read(&Asked { payload: Some(page), ..asked("upsert") }).unwrap();
     }
 
     #[test]

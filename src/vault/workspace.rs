@@ -210,7 +210,10 @@ impl Workspace {
     }
 
     fn marker(&self) -> Result<MarkerReport, VaultError> {
-        Ok(report::marker_report(self.marker_text()?.as_deref()))
+        match self.marker_text() {
+            Err(error @ VaultError::Io { .. }) => Ok(MarkerReport::unreadable(error.to_string())),
+            text => Ok(report::marker_report(text?.as_deref())),
+        }
     }
 
     /// Lets through only what the marker allows.
@@ -245,6 +248,7 @@ impl Workspace {
                 Ok(Some(text)) => FoundRuntime::File(text),
                 Ok(None) => FoundRuntime::Missing,
                 Err(VaultError::NotUtf8(_)) => FoundRuntime::Unusable("it is not valid UTF-8"),
+                Err(VaultError::Io { .. }) => FoundRuntime::Unusable("it cannot be read"),
                 Err(error) => return Err(error),
             },
             Some(Kind::Link) => FoundRuntime::Unusable("it is a symbolic link"),
@@ -430,14 +434,15 @@ impl Workspace {
         Ok(StateFile { exists, valid: fault.is_none(), error: fault })
     }
 
-    /// Whether a managed file is regular and its text passes `test`; `None` if nothing is there.
+    /// Whether a managed file is regular and its text, if it can be read, passes `test`; `None` if nothing
+    /// is there.
     fn managed(&self, path: &str, test: fn(&str) -> bool) -> Result<Option<bool>, VaultError> {
         match self.tree.own_kind(path)? {
             None => Ok(None),
             Some(Kind::File) => match self.tree.text(path) {
                 Ok(Some(text)) => Ok(Some(test(&text))),
                 Ok(None) => Ok(None),
-                Err(VaultError::NotUtf8(_)) => Ok(Some(false)),
+                Err(VaultError::NotUtf8(_) | VaultError::Io { .. }) => Ok(Some(false)),
                 Err(error) => Err(error),
             },
             Some(_) => Ok(Some(false)),
@@ -583,7 +588,9 @@ impl Workspace {
         inventory.storage.unreadable_files.sort_unstable();
         inventory.storage.last_modified = newest
             .and_then(|(seconds, _)| Timestamp::from_second(seconds).ok())
-            .map(|time| daily::local_time(&time.to_zoned_datetime(self.clock.zone())));
+            .map(|time| time.to_zoned_datetime(self.clock.zone()))
+            .filter(|time| time.year() >= 1)
+            .map(|time| daily::local_time(&time));
         Ok(inventory)
     }
 
@@ -623,7 +630,11 @@ impl Workspace {
             pages: looked.into_iter().map(|page| page.fact).collect(),
             daily: scan::daily(&self.tree)?.len(),
             index: match self.tree.own_kind(INDEX)? {
-                Some(Kind::File) => self.tree.text(INDEX)?,
+                Some(Kind::File) => match self.tree.text(INDEX) {
+                    // It is there, and the storage names it among the unreadable files.
+                    Err(VaultError::Io { .. }) => Some(String::new()),
+                    text => text?,
+                },
                 _ => None,
             },
             marker,

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::support::{BINARY, Engine, PAGE, Space, finish};
+use crate::support::{Answer, BINARY, ENGINES, Engine, NOBODY, PAGE, Space, finish, need_python};
 
 #[test]
 fn sessions_begin_without_side_effects() {
@@ -193,9 +193,6 @@ fn links_out_of_the_workspace_are_refused_everywhere() {
     assert_eq!(fs::read_to_string(space.outside.join("x.md")).unwrap(), PAGE);
 }
 
-/// The id that tests running as root use for a user who owns nothing.
-const NOBODY: u32 = 65534;
-
 #[test]
 fn a_read_only_checkout_can_be_read_and_says_why_it_cannot_be_written() {
     let space = Space::new();
@@ -245,17 +242,23 @@ fn a_read_only_checkout_can_be_read_and_says_why_it_cannot_be_written() {
 }
 
 /// Runs a command that may write files of at most 64 KiB, as on a disk that is full from there on.
-fn on_a_full_disk(space: &Space, args: &[&str], stdin: &[u8]) -> crate::support::Answer {
+fn on_a_full_disk(space: &Space, engine: Engine, args: &[&str], stdin: &[u8]) -> Answer {
+    let real = space.command(engine, args);
     let mut command = Command::new("bash");
     // Ignored, the signal becomes an error of the write, as a full disk is one.
-    command.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "bash", BINARY, "vault"]);
-    command.arg("--workspace").arg(&space.root).args(args);
+    command.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "bash"]);
+    command.arg(real.get_program()).args(real.get_args());
     space.surround(&mut command);
     finish(command, stdin)
 }
 
 #[test]
 fn a_disk_that_fills_up_in_end_leaves_whole_files_and_names_them() {
+    need_python();
+    ENGINES.into_iter().for_each(fill_up_in_end);
+}
+
+fn fill_up_in_end(engine: Engine) {
     let space = Space::new();
     space.send(&["upsert"], &json!({"filename": "big", "content": PAGE})).json();
     let hash = space.run(&["hash", "big"], b"").json()["sha256"].clone();
@@ -267,7 +270,7 @@ fn a_disk_that_fills_up_in_end_leaves_whole_files_and_names_them() {
         {"filename": "after", "content": PAGE},
     ]});
     let args = ["end", "--confirm-explicit-user-end"];
-    let refusal = on_a_full_disk(&space, &args, payload.to_string().as_bytes()).refusal();
+    let refusal = on_a_full_disk(&space, engine, &args, payload.to_string().as_bytes()).refusal();
     assert!(refusal.contains("EchoesVault/pages/small.md"), "{refusal}");
     assert!(refusal.contains("big.md") && !refusal.contains("after.md"), "{refusal}");
     assert_eq!(space.read("EchoesVault/pages/small.md"), PAGE);

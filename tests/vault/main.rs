@@ -14,5 +14,6 @@ mod odd;
 mod portable;
 mod races;
 mod runtimes;
+mod strangers;
 mod stress;
 mod support;

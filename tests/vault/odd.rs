@@ -4,13 +4,15 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
 use crate::differential::{Driver, contents, copy, describe};
-use crate::support::{PAGE, Space, need_python};
+use crate::support::{ENGINES, PAGE, Space, finish, need_python};
 
 /// Compares commands on two workspaces that `prepare` has made alike.
 struct Pair {
@@ -170,6 +172,123 @@ fn odd_files_are_findings_alike() {
             for words in [&["inspect"][..], &["status", "--format", "card"]] {
                 assert_ne!(pair.agree(&what, prepare, words, ""), "refused", "{what}");
             }
+        }
+    }
+}
+
+const END: [&str; 2] = ["end", "--confirm-explicit-user-end"];
+
+#[test]
+fn what_is_no_file_is_not_replaced() {
+    let mut pair = Pair::new();
+    type Put = fn(&Space);
+    let odd: [(&str, Put); 3] = [
+        ("pipe as index", |space| {
+            let path = space.path("EchoesVault/index.md");
+            fs::remove_file(&path).unwrap();
+            assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+        }),
+        ("socket as index", |space| {
+            let path = space.path("EchoesVault/index.md");
+            fs::remove_file(&path).unwrap();
+            drop(UnixListener::bind(path).unwrap());
+        }),
+        ("blank foreign guide", |space| space.write("EchoesVault/AGENT_PROTOCOL.md", "\n")),
+    ];
+    let page = json!({"filename": "a", "content": PAGE});
+    let end = json!({"dailySummary": "x", "pages": [page]}).to_string();
+    for (what, put) in odd {
+        assert_eq!(pair.agree(what, put, &["init"], ""), "refused", "{what}");
+        if what.ends_with("index") {
+            assert_eq!(pair.agree(what, put, &["hydrate"], ""), "refused", "{what}");
+            assert_eq!(pair.agree(what, put, &["upsert"], &page.to_string()), "refused", "{what}");
+            assert_eq!(pair.agree(what, put, &END, &end), "refused", "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_link_to_nowhere_is_no_place_for_a_new_folder() {
+    need_python();
+    let page = json!({"filename": "a", "content": PAGE}).to_string();
+    let entry = "{\"entry\": \"x\", \"dailySummary\": \"x\"}";
+    for engine in ENGINES {
+        for (link, words, stdin) in [
+            ("EchoesVault/pages", &["upsert"][..], &*page),
+            ("EchoesVault/pages", &["init"], ""),
+            ("EchoesVault/daily", &["append"], entry),
+            ("EchoesVault/daily", &END, entry),
+            ("EchoesVault/raw", &["init"], ""),
+            (".echoes-vault", &["append"], entry),
+        ] {
+            let space = Space::new();
+            fs::remove_dir_all(space.path(link)).unwrap();
+            symlink("nowhere", space.path(link)).unwrap();
+            let before = space.snapshot();
+            space.run_with(engine, words, stdin.as_bytes()).refusal();
+            assert_eq!(space.snapshot(), before, "{engine:?} {link} {words:?}");
+        }
+    }
+}
+
+#[test]
+fn only_an_engines_own_litter_is_swept() {
+    need_python();
+    let ours = [
+        "EchoesVault/.index.md.abcdefgh.tmp",
+        ".echoes-vault/.lock.abcdefgh.tmp",
+        "EchoesVault/pages/.a.md.abcdefgh.tmp",
+        "EchoesVault/daily/2026-01-02/.e.md.abcdefgh.tmp",
+        ".AGENTS.md.abcdefgh.tmp",
+    ];
+    let others = [
+        ".echoes-vault/.user.abcdefgh.tmp",
+        "EchoesVault/.a.md.abcdefgh.tmp",
+        "EchoesVault/pages/.a.txt.abcdefgh.tmp",
+        "EchoesVault/pages/.a.md.ABCDEFGH.tmp",
+        "EchoesVault/daily/2026-01-02/.e.abcdefgh.tmp",
+        "EchoesVault/assets/.a.md.abcdefgh.tmp",
+    ];
+    for engine in ENGINES {
+        let space = Space::new();
+        for path in ours.iter().chain(&others) {
+            space.write(path, "x");
+            let file = fs::File::options().write(true).open(space.path(path)).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(4000)).unwrap();
+        }
+        space.run_with(engine, &["append"], b"{\"entry\": \"x\"}").json();
+        for path in ours {
+            assert!(!space.path(path).exists(), "{engine:?} {path}");
+        }
+        for path in others {
+            assert!(space.path(path).exists(), "{engine:?} {path}");
+        }
+    }
+}
+
+#[test]
+fn odd_times_and_zones_are_told_alike() {
+    need_python();
+    let space = Space::new();
+    let last = |engine, zone| {
+        let mut command = space.command(engine, &["inspect"]);
+        command.env("TZ", zone);
+        finish(command, b"").json()["health"]["storage"]["lastModified"].clone()
+    };
+    let [native, python] = ENGINES.map(|engine| last(engine, "UTC-24"));
+    assert!(native.as_str().unwrap().ends_with("+24:00"), "{native}");
+    assert_eq!(native, python);
+    // Beyond what POSIX allows: each system reads it in its own way, and nobody fails.
+    for engine in ENGINES {
+        assert!(last(engine, "UTC-25").is_string(), "{engine:?}");
+    }
+    space.write("EchoesVault/raw/x", "x");
+    let file = fs::File::options().write(true).open(space.path("EchoesVault/raw/x")).unwrap();
+    let year_11000 = SystemTime::UNIX_EPOCH + Duration::from_secs(285_000_000_000);
+    file.set_modified(year_11000).unwrap();
+    if file.metadata().unwrap().modified().unwrap() == year_11000 {
+        for engine in ENGINES {
+            assert_eq!(last(engine, "UTC"), json!(null), "{engine:?}");
         }
     }
 }

@@ -20,12 +20,18 @@ pub fn runtime() -> PathBuf {
 /// A page that is valid.
 pub const PAGE: &str = "---\ntype: note\nstack: []\nstatus: active\nsummary: S.\n---\n\n# P\n";
 
+/// The id that tests running as root use for a user who owns nothing.
+pub const NOBODY: u32 = 65534;
+
 /// Which engine runs a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     Native,
     Python,
 }
+
+/// Both.
+pub const ENGINES: [Engine; 2] = [Engine::Native, Engine::Python];
 
 /// A workspace with a folder beside it.
 pub struct Space {

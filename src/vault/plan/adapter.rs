@@ -117,7 +117,7 @@ fn write(existing: Option<&str>, text: &str) -> Change {
 /// What becomes of the operational guide.
 pub fn protocol_guide(existing: Option<&str>) -> Change {
     match existing {
-        Some(text) if !strip(text).is_empty() && !text.contains(STAMP) => Change::Foreign,
+        Some(text) if !text.is_empty() && !text.contains(STAMP) => Change::Foreign,
         _ => write(existing, PROTOCOL_GUIDE.text),
     }
 }

@@ -298,6 +298,13 @@ pub struct MarkerReport {
     pub error: Option<String>,
 }
 
+impl MarkerReport {
+    /// One that cannot be read, and why.
+    pub fn unreadable(why: String) -> Self {
+        Self { exists: true, valid: false, value: Json::Null, error: Some(why) }
+    }
+}
+
 /// Judges a marker's text; `None` stands for no file.
 pub fn marker_report(text: Option<&str>) -> MarkerReport {
     let exists = text.is_some();

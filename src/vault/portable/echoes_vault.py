@@ -105,13 +105,14 @@ GIT_ASK_LIMIT = 3.0  # seconds for a question about the repository
 GIT_LIST_LIMIT = 5.0  # seconds for a list of files
 PAYLOAD_LIMIT = 512 * 1024 * 1024  # bytes; more than this is no memory of a project
 TEMPORARY_AGE = 3600.0  # seconds after which a temporary file is the litter of a crash
+LITTER_DATES = 7  # of the folders of dates the newest: entries are never rewritten later
 
 CONFLICT = re.compile(r"^(?:<{7}(?: .*)?|={7}|>{7}(?: .*)?)$", re.MULTILINE)
 LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 KEY_LINE = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):\s*(.*)", re.DOTALL)
 INDEX_ROW = re.compile(r"- \[\[([^\]]+)\]\]:\s*(.*)")
 ENTRY_HEADING = re.compile(r"^### (?:Scratchpad|Session)\b", re.MULTILINE)
-TEMPORARY_NAME = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp", re.DOTALL)
+TEMPORARY_NAME = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.tmp", re.DOTALL)
 TEMPORARY_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 VERSION_LINE = r'^%s = "([0-9]+)\.([0-9]+)\.([0-9]+)"$'
 
@@ -174,8 +175,15 @@ def nfc(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def local_time() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+def local_time(seconds: Optional[float] = None) -> str:
+    """A time, or now, as headings and states show it."""
+    found = time.localtime(seconds)
+    if not 1 <= found.tm_year <= 9999:
+        raise ValueError("the year %d has not four digits" % found.tm_year)
+    # written here, because `datetime` refuses offsets of a day, which TZ may ask for
+    minutes, rest = divmod(abs(found.tm_gmtoff), 60)
+    offset = "%s%02d:%02d" % ("-" if found.tm_gmtoff < 0 else "+", *divmod(minutes, 60))
+    return "%04d-%02d-%02dT%02d:%02d:%02d%s%s" % (*found[:6], offset, ":%02d" % rest if rest else "")
 
 
 def shown(text: str) -> str:
@@ -204,10 +212,10 @@ class Folder:
     def _at(self, name: str) -> str:
         return name if self.handle is not None else os.path.join(self.path, name)
 
-    def status(self, name: str) -> Optional[os.stat_result]:
-        """What the name itself is (a link is not followed), or None."""
+    def status(self, name: str, follow: bool = False) -> Optional[os.stat_result]:
+        """What the name itself is, or with `follow` what it leads to; None if there is nothing."""
         try:
-            return os.stat(self._at(name), dir_fd=self.handle, follow_symlinks=False)
+            return os.stat(self._at(name), dir_fd=self.handle, follow_symlinks=follow)
         except FileNotFoundError:
             return None
 
@@ -236,15 +244,22 @@ class Folder:
 
     def replace(self, name: str, data: bytes) -> None:
         """Put a complete new file in place: readers see the old one or the new one, also after a crash."""
-        self._refuse_link(name)
+        refuse_irregular(self.status(name), os.path.join(self.path, name))
         temporary = ".%s.%s.tmp" % (name, "".join(secrets.choice(TEMPORARY_LETTERS) for _ in range(8)))
+        try:
+            self._fill_and_rename(temporary, name, data)
+        except OSError as problem:
+            raise VaultError("%s cannot be written: %s." % (
+                shown(os.path.join(self.path, name)), problem.strerror or problem)) from None
+
+    def _fill_and_rename(self, temporary: str, name: str, data: bytes) -> None:
         handle = self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(handle)
-            self._refuse_link(name)
+            refuse_irregular(self.status(name), os.path.join(self.path, name))
             self.guard()
             os.replace(self._at(temporary), self._at(name), src_dir_fd=self.handle, dst_dir_fd=self.handle)
         except BaseException:
@@ -254,19 +269,23 @@ class Folder:
         if self.handle is not None:
             os.fsync(self.handle)
 
-    def _refuse_link(self, name: str) -> None:
-        if self.is_link(name):
-            raise VaultError("%s is a symbolic link and is not replaced." % shown(os.path.join(self.path, name)))
-
-    def remove_litter(self) -> None:
-        """Remove temporary files that a crashed engine left behind."""
+    def remove_litter(self, is_ours: Callable[[str], bool]) -> None:
+        """Remove old temporary files of targets that an engine writes here."""
         limit = time.time() - TEMPORARY_AGE
-        old = [entry.name for entry in self.entries()
-               if TEMPORARY_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-               and entry.stat(follow_symlinks=False).st_mtime < limit]
-        for name in old:
-            with contextlib.suppress(OSError):
-                self.remove(name)
+        for entry in list(self.entries()):
+            found = TEMPORARY_NAME.fullmatch(entry.name)
+            with contextlib.suppress(OSError):  # what stays does no harm
+                if (found and is_ours(found.group(1)) and entry.is_file(follow_symlinks=False)
+                        and entry.stat(follow_symlinks=False).st_mtime < limit):
+                    self.remove(entry.name)
+
+
+def refuse_irregular(found: Optional[os.stat_result], what: str) -> None:
+    """Refuse to replace anything but a regular file."""
+    if found is not None and stat.S_ISLNK(found.st_mode):
+        raise VaultError("%s is a symbolic link and is not replaced." % shown(what))
+    if found is not None and not stat.S_ISREG(found.st_mode):
+        raise VaultError("%s is not a regular file." % shown(what))
 
 
 class Workspace:
@@ -275,6 +294,7 @@ class Workspace:
     def __init__(self, root: str) -> None:
         self.root = root
         self.guard: Callable[[], None] = lambda: None
+        self.written: List[str] = []  # files that hold their new content, for the message of a failure
 
     def full(self, path: str) -> str:
         return os.path.join(self.root, *path.split("/"))
@@ -294,8 +314,18 @@ class Workspace:
     def folder(self, path: str, create: bool = False) -> Iterator[Folder]:
         """Open a folder.  Links that end inside the workspace are followed once, here; then every step from the
         root is taken on an open handle that refuses links."""
+        if create:
+            self._refuse_dangling(path)
         with self._resolved_folder(self.resolve(path), create) as found:
             yield found
+
+    def _refuse_dangling(self, path: str) -> None:
+        """A link that leads nowhere is a mistake, not a place for a new folder."""
+        parts = path.split("/")
+        for count in range(1, len(parts) + 1):
+            link = "/".join(parts[:count])
+            if os.path.islink(self.full(link)) and not os.path.exists(self.full(link)):
+                raise VaultError("%s is a symbolic link that leads nowhere." % shown(link))
 
     @contextlib.contextmanager
     def _resolved_folder(self, real: str, create: bool) -> Iterator[Folder]:
@@ -355,13 +385,22 @@ class Workspace:
         parent, _, name = path.rpartition("/")
         with self.folder(parent or ".", create=True) as folder:
             folder.replace(name, encode(text, path))
+        self.written.append(path)
+
+
+# A repository's configuration comes with the project and may name programs: nothing of it is to be run.  No file
+# system monitor, no repository that lies as plain files in another one, and no fetch of missing objects, which
+# would start what the configuration names as transport.
+GIT_OPTIONS = ("-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit")
+GIT_VARIABLES = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
 
 
 def run_git(folder: str, arguments: Iterable[str], limit: float, given: bytes = b"") -> Optional[bytes]:
     """What git prints, or None if it is absent, fails or takes too long."""
     try:
-        done = subprocess.run(["git", "-C", folder, *arguments], input=given, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, timeout=limit, check=False)
+        done = subprocess.run(["git", *GIT_OPTIONS, "-C", folder, *arguments], input=given, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, timeout=limit, check=False,
+                              env={**os.environ, **GIT_VARIABLES})
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -456,19 +495,27 @@ class Lock:
         before = self.folder.status("lock")
         if before is None:
             return True
+        target = self.folder.status("lock", follow=True)
+        if target is None:  # a link to nowhere, or removed just now
+            return not self.folder.is_link("lock")
+        if time.time() - target.st_mtime <= LOCK_STALE:
+            return False
         try:
             handle = self.folder.open("lock", os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        except FileNotFoundError:  # a link to nowhere, or removed just now
-            return not self.folder.is_link("lock")
+        except FileNotFoundError:
+            return True
+        except PermissionError:  # another user's: its advisory lock cannot be asked for, so its age decides
+            handle = -1
         try:
-            if time.time() - os.fstat(handle).st_mtime <= LOCK_STALE or not advise(handle):
+            if handle >= 0 and not advise(handle):
                 return False
             after = self.folder.status("lock")
             if after is not None and unchanged(before, after):
                 self.folder.remove("lock")
             return True
         finally:
-            os.close(handle)
+            if handle >= 0:
+                os.close(handle)
 
     def _holder(self) -> str:
         with contextlib.suppress(OSError, VaultError):
@@ -517,6 +564,10 @@ def advise(handle: int) -> bool:
 
 # -------------------------------------------------------------------------------------- marker
 
+def unreadable(path: str, problem: OSError) -> str:
+    return "%s cannot be read: %s." % (path, problem.strerror or problem)
+
+
 class MarkerState(NamedTuple):
     exists: bool
     valid: bool
@@ -528,7 +579,10 @@ class MarkerState(NamedTuple):
 
 
 def read_marker(workspace: Workspace) -> MarkerState:
-    text = workspace.read_text(MARKER_FILE)
+    try:
+        text = workspace.read_text(MARKER_FILE)
+    except OSError as problem:
+        return MarkerState(True, False, None, unreadable(MARKER_FILE, problem))
     if text is None:
         return MarkerState(False, False, None, "There is no %s." % MARKER_FILE)
     try:
@@ -934,6 +988,7 @@ def write_entry(workspace: Workspace, kind: str, agent: Optional[str], body: str
         while folder.status(name) is not None:
             name = "%s-%s.md" % (start, secrets.token_hex(4))
         folder.replace(name, data)
+    workspace.written.append(path + "/" + name)
     return workspace.full(path + "/" + name)
 
 
@@ -956,7 +1011,10 @@ def load_state(workspace: Workspace) -> Dict[str, Any]:
     data: Dict[str, Any] = {}
     agent = None
     for source in STATE_SOURCES:
-        text = workspace.read_text(source.path) if os.path.isfile(workspace.full(source.path)) else None
+        try:
+            text = workspace.read_text(source.path) if os.path.isfile(workspace.full(source.path)) else None
+        except OSError:  # section 6: what cannot be read is as what is missing
+            continue
         if text is None:
             continue
         with contextlib.suppress(VaultError):
@@ -1034,6 +1092,8 @@ def state_problem(workspace: Workspace, exists: bool) -> Optional[str]:
         state = parse_json(workspace.read_text(STATE_FILE) or "", STATE_FILE)
     except VaultError as problem:
         return str(problem)
+    except OSError as problem:
+        return unreadable(STATE_FILE, problem)
     if not isinstance(state, dict):
         return "%s is not a JSON object." % STATE_FILE
     wanted = (("version", STATE_VERSION), ("protocolVersion", PROTOCOL_VERSION), ("engineVersion", ENGINE_VERSION))
@@ -1223,7 +1283,7 @@ class Inventory(NamedTuple):
     links: List[str]
     unreadable: List[str]
     total_bytes: int
-    last_modified: Optional[float]
+    last_modified: Optional[int]  # whole seconds since 1970
 
 
 def take_inventory(workspace: Workspace) -> Inventory:
@@ -1231,7 +1291,8 @@ def take_inventory(workspace: Workspace) -> Inventory:
     files: List[str] = []
     links: List[str] = []
     unreadable: List[str] = []
-    total, newest = 0, None
+    total = 0
+    newest: Optional[int] = None
     pending = [""]
     while pending:
         inner = pending.pop()
@@ -1252,22 +1313,25 @@ def take_inventory(workspace: Workspace) -> Inventory:
                 found = entry.stat(follow_symlinks=False)
                 files.append(path)
                 total += found.st_size
-                newest = found.st_mtime if newest is None else max(newest, found.st_mtime)
+                modified = found.st_mtime_ns // 10**9
+                newest = modified if newest is None else max(newest, modified)
                 if not os.access(entry.path, os.R_OK):
                     unreadable.append(path)
     return Inventory(files, sorted(links), sorted(unreadable), total, newest)
 
 
 def storage_report(inventory: Inventory) -> Dict[str, Any]:
-    newest = inventory.last_modified
+    newest = None
+    if inventory.last_modified is not None:
+        with contextlib.suppress(ValueError, OverflowError, OSError):  # beyond what a date can say
+            newest = local_time(inventory.last_modified)
     return {
         "totalBytes": inventory.total_bytes,
         "totalFiles": len(inventory.files),
         "markdownFiles": sum(is_page_name(os.path.basename(path)) for path in inventory.files),
         "symlinks": inventory.links,
         "unreadableFiles": inventory.unreadable,
-        "lastModified": None if newest is None else
-        datetime.datetime.fromtimestamp(newest).astimezone().isoformat(timespec="seconds"),
+        "lastModified": newest,
     }
 
 
@@ -1302,12 +1366,12 @@ def missing_structure(workspace: Workspace, marker: MarkerState, runtime: Runtim
 
 
 def managed_text(workspace: Workspace, path: str) -> str:
-    """The text of a regular file, empty if there is none or it cannot be decoded."""
+    """The text of a regular file, empty if there is none or it cannot be read."""
     if not workspace.is_file(path):
         return ""
     try:
         return workspace.read_text(path) or ""
-    except VaultError:
+    except (OSError, VaultError):
         return ""
 
 
@@ -1412,7 +1476,10 @@ def examine(workspace: Workspace) -> Dict[str, Any]:
     catalogue = read_catalogue(workspace)
     entries = daily_paths(workspace)
     inventory = take_inventory(workspace)
-    stored = workspace.read_text(INDEX_FILE) if workspace.is_file(INDEX_FILE) else None
+    try:
+        stored = workspace.read_text(INDEX_FILE) if workspace.is_file(INDEX_FILE) else None
+    except OSError:  # the inventory names it
+        stored = None
     build_error = catalogue.error()
     wanted = None if build_error else catalogue.render_index()
     outdated = wanted is not None and wanted != stored
@@ -1581,13 +1648,34 @@ def prepare_writing(workspace: Workspace) -> None:
     """What every writer does first under the lock."""
     # a state that cannot be read or replaced stops the command before anything is written
     load_state(workspace)
-    found = workspace.status(STATE_FILE)
-    if found is not None and not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
-        raise VaultError("%s is not a regular file." % STATE_FILE)
-    for path in (RUNTIME_FOLDER, VAULT, PAGES):
-        if workspace.is_folder(path):
+    refuse_odd(workspace, STATE_FILE)
+    remove_litter(workspace)
+
+
+def refuse_odd(workspace: Workspace, path: str) -> None:
+    """Refuse early what is neither a regular file nor a link; a link is refused when it would be replaced."""
+    if not os.path.islink(workspace.full(path)):
+        refuse_irregular(workspace.status(path), path)
+
+
+def remove_litter(workspace: Workspace) -> None:
+    """Remove temporary files that a crashed engine left behind, in all folders that an engine writes to."""
+    own: List[Tuple[str, Callable[[str], bool]]] = [
+        (".", ROOT_GUIDES.__contains__), (PAGES, is_page_name),
+        (VAULT, ("index.md", ".echoes-vault.json", ".gitignore", "AGENT_PROTOCOL.md").__contains__),
+        (RUNTIME_FOLDER, ("state.json", "echoes_vault.py", ".gitignore", "lock").__contains__)]
+    with contextlib.suppress(OSError, VaultError):
+        with workspace.folder(DAILY) as daily:
+            dates = sorted(entry.name for entry in daily.entries() if entry.is_dir(follow_symlinks=False))
+        own += [(DAILY + "/" + date, is_markdown) for date in dates[-LITTER_DATES:]]
+    for path, is_ours in own:
+        with contextlib.suppress(OSError, VaultError):
             with workspace.folder(path) as folder:
-                folder.remove_litter()
+                folder.remove_litter(is_ours)
+
+
+def is_markdown(name: str) -> bool:
+    return name.endswith(".md")
 
 
 @contextlib.contextmanager
@@ -1603,6 +1691,7 @@ def run_install(workspace: Workspace, arguments: argparse.Namespace) -> None:
     """init, migrate and upgrade."""
     with Lock(workspace):
         prepare_writing(workspace)
+        refuse_odd(workspace, INDEX_FILE)
         for path in CONTENT_FOLDERS:
             with workspace.folder(path, create=True):
                 pass
@@ -1770,7 +1859,8 @@ def run_end(workspace: Workspace, arguments: argparse.Namespace) -> None:
         if len(set(names)) != len(names):
             raise VaultError("`pages` names a page twice.")
         catalogue = read_catalogue(workspace, [proposal.page for proposal in proposals])
-        index = IndexFile(catalogue.render_index(), changed=True)  # always written here, whatever is there
+        index = IndexFile(catalogue.render_index(), changed=True)  # always written here, whatever text is there
+        refuse_odd(workspace, INDEX_FILE)
         for proposal in proposals:
             write_page(workspace, proposal)
         index.store(workspace)
@@ -1856,6 +1946,8 @@ def read_runtime(workspace: Workspace) -> RuntimeReport:
         text = workspace.read_text(RUNTIME_FILE) or ""
     except VaultError as problem:
         return RuntimeReport(True, None, None, str(problem))
+    except OSError as problem:
+        return RuntimeReport(True, None, None, unreadable(RUNTIME_FILE, problem))
     engine = find_version(text, "ENGINE_VERSION", "PLUGIN_VERSION")
     protocol = find_version(text, "PROTOCOL_VERSION")
     known = engine is not None and protocol is not None
@@ -1950,20 +2042,21 @@ def main(words: List[str]) -> int:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, stop)
+    written: List[str] = []
     try:
         for word in words:
             encode(word, "The command line")
         workspace = find_workspace(arguments.workspace)
+        written = workspace.written
         workspace.check_confinement()
         status = hand_over(workspace, arguments.command, words)
         if status is None:
             COMMANDS[arguments.command](workspace, arguments)
             status = 0
         return status
-    except VaultError as problem:
-        return fail(str(problem))
-    except (OSError, ValueError, RecursionError, MemoryError) as problem:
-        return fail("%s: %s" % (type(problem).__name__, problem))
+    except (VaultError, OSError, ValueError, RecursionError, MemoryError) as problem:
+        message = str(problem) if isinstance(problem, VaultError) else "%s: %s" % (type(problem).__name__, problem)
+        return fail(message + (" Already written: %s." % ", ".join(written) if written else ""))
 
 
 # ----------------------------------------------------------------------------- installed texts
