@@ -173,7 +173,7 @@ fn cases() -> Vec<Case> {
     let text = |text: &str| String::from(text).try_into().unwrap();
     let s = String::from;
     let pending = json!({"id": "9", "kind": "room", "room": "ab/general", "capability": null,
-                         "share": null, "requester": "cd", "requesterName": "eve", "at": "2026-11-29T21:51:37.991Z"});
+                         "share": null, "requester": "cd", "requesterName": "eve", "fromMachine": null, "fromUser": "other", "at": "2026-11-29T21:51:37.991Z"});
     vec![
         (&["whoami", "--as", "ann"], WhoamiParams {}.into(), whoami()),
         (&["agents", "--as", "ann"], AgentsParams {}.into(), json!({"agents": []})),
@@ -799,7 +799,7 @@ async fn tables_fit_a_terminal() {
         assert!(widest.is_some_and(|widest| widest <= 80), "{}", ran.stdout);
     };
     let request = json!({"id": "7d7ae838", "kind": "dm", "room": format!("{other}+{id}"),
-        "requester": id, "requesterName": "eve", "at": "2026-11-29T21:51:37.991Z"});
+        "requester": id, "requesterName": "eve", "fromMachine": null, "fromUser": null, "at": "2026-11-29T21:51:37.991Z"});
     let pending = json!({"requests": [request]});
     let ran = served(&mut bench, &["pending", "--as", "a"], |_| Ok(pending.clone())).await;
     fits(&ran);
