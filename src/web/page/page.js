@@ -241,7 +241,7 @@ function showTalk() {
     return;
   }
   $("talk-about").replaceChildren(talk.room ? "Room " : "With ", words(talk.name), ` ${short(talk.agent)}`,
-    talk.to ? ": who that is turns out when you write" : "");
+    talk.to ? "(who that is turns out when you write)" : "");
   const list = $("messages");
   const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
   show("messages", known.messages.map((message) => make("li", null,
