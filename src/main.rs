@@ -106,6 +106,11 @@ fn main() -> ExitCode {
             cli::web::run(args, &Endpoint::find(socket, other_socket, agent_comms_dir), json)
         }
         Command::Hook { harness, wait } => {
+            // What it says counts as shown, and it says so where nobody hears it too.
+            let open = if wait.is_some() { sys::stderr_is_open() } else { sys::stdout_is_open() };
+            if !open {
+                return exit::DONE.into();
+            }
             let Config { socket, other_socket, agent_comms_dir, .. } = config;
             cli::hook(harness, wait, &Endpoint::find(socket, other_socket, agent_comms_dir))
         }

@@ -16,8 +16,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rmcp::ServiceExt as _;
 use rmcp::transport::io::stdio_pipes;
+use rmcp::{ServerHandler, ServiceExt as _};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -26,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 pub use link::Start;
 
 use crate::api::types::{ApiError, Label};
+use given::SharedGiven;
 use link::Link;
 use server::Server;
 use transport::Stdio;
@@ -83,15 +85,39 @@ async fn serve(options: Options, cwd: String) -> ExitCode {
         Server::new(Arc::clone(&link), harness, acp, pushed, Arc::clone(&given), ended.clone());
     let (input, output) = stdio_pipes();
     let (input, output) = framing::framed(input, output);
-    let transport = Stdio::new(input, output, given, ended.clone());
+    converse(server, input, output, given, ended).await;
+    // The daemon takes the agent out of service when its connection ends.
+    keeping.abort();
+    link.close();
+    ExitCode::SUCCESS
+}
+
+/// Serves one client, until it is gone and has what waits for it, or a signal comes.
+async fn converse<R, W>(
+    server: impl ServerHandler,
+    input: R,
+    output: W,
+    given: Arc<SharedGiven>,
+    ended: CancellationToken,
+) where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let (transport, writing) = Stdio::new(input, output, Arc::clone(&given), ended.clone());
     let session = async {
         // A client that goes away during the handshake has simply gone.
         if let Ok(running) = server.serve(transport).await {
             let _ended = running.waiting().await;
         }
+        // A failure to write is an end as well.
+        let _ended = writing.await;
     };
     let cut_off = async {
-        ended.cancelled().await;
+        let stdin = std::io::stdin();
+        tokio::select! {
+            () = ended.cancelled() => {}
+            () = transport::abandoned(stdin, &given, &ended, LAST_ANSWERS) => {}
+        }
         sleep(LAST_ANSWERS).await;
     };
     tokio::select! {
@@ -99,10 +125,6 @@ async fn serve(options: Options, cwd: String) -> ExitCode {
         () = cut_off => {}
         () = stopped() => {}
     }
-    // The daemon takes the agent out of service when its connection ends.
-    keeping.abort();
-    link.close();
-    ExitCode::SUCCESS
 }
 
 /// Completes at a signal that ends a process.

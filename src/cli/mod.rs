@@ -117,7 +117,12 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
         return Err(print(&text));
     }
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let code = if means_run(command(), &args) { exit::CONFIG } else { exit::USAGE };
+    let code = match meant(command(), &args).as_deref() {
+        Some("run" | "hub") => exit::CONFIG,
+        // To a harness the other code says that the model should go on, with what stands on stderr.
+        Some("hook") => exit::FAILED,
+        _ => exit::USAGE,
+    };
     let json = args.iter().any(|arg| arg == "--json");
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand && !json {
         return Err(output::complain(text, code));
@@ -151,10 +156,10 @@ fn before_vault(args: &[OsString]) -> Result<Globals, clap::Error> {
     Globals::from_arg_matches(&command.try_get_matches_from(args)?)
 }
 
-/// Whether a command line that cannot be used was one for the daemon or the relay hub.
-fn means_run(command: clap::Command, args: &[OsString]) -> bool {
-    let lenient = command.ignore_errors(true).try_get_matches_from(args);
-    lenient.is_ok_and(|matches| matches!(matches.subcommand_name(), Some("run" | "hub")))
+/// The command that a command line was for that cannot be used.
+fn meant(command: clap::Command, args: &[OsString]) -> Option<String> {
+    let lenient = command.ignore_errors(true).try_get_matches_from(args).ok()?;
+    lenient.subcommand_name().map(str::to_owned)
 }
 
 /// The completion script for a shell.

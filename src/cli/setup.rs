@@ -20,7 +20,7 @@ use clap::Args;
 use serde::Serialize;
 
 use self::edit::{EditError, Entry, Format, NAME, PROGRAM_NAME};
-use self::file::{FileError, Kept, New};
+use self::file::{FileError, Kept};
 use self::program::{Found, Program};
 use super::output::{json_line, print, table};
 use super::{exit, report};
@@ -605,8 +605,11 @@ impl Config {
     }
 
     fn open(&self) -> Result<Kept, FileError> {
-        let new = if self.project.is_some() { New::Shared } else { New::Private };
-        Kept::open_as(&self.file, new)
+        // Somebody else's repository says what its links are.
+        match &self.project {
+            Some(dir) => Kept::open_within(dir, &self.file),
+            None => Kept::open(&self.file),
+        }
     }
 
     /// Takes away the folder of a file that was made here and is gone, if nothing else is in it: in a
@@ -627,7 +630,7 @@ impl Config {
 }
 
 fn status(config: &Config, line: &mut Line) -> Result<State, SetupError> {
-    let kept = Kept::open(&config.file)?;
+    let kept = config.open()?;
     line.backup = kept.backup()?.map(|_| kept.backup_path());
     let text = kept.text.unwrap_or_default();
     let Some(found) = config.of(config.format.find(&text))? else { return Ok(State::NotSetUp) };

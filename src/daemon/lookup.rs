@@ -7,18 +7,12 @@ use super::advice::todo;
 use super::owner::Owner;
 use crate::api::types::ApiError;
 use crate::identity::device::DeviceId;
+use crate::identity::names::is_id_or_prefix;
 use crate::mesh::records;
 use crate::mesh::wire::room_path::{self, RoomPath};
 
-/// Hex digits that name an agent at least (decision: `interface.md`).
-const MIN_PREFIX: usize = 8;
 /// Candidates listed when a name is ambiguous.
 pub(super) const MAX_CANDIDATES: usize = 8;
-
-/// Whether a text can be the beginning of an id.
-fn is_prefix(text: &str) -> bool {
-    text.len() >= MIN_PREFIX && text.bytes().all(|b| b.is_ascii_hexdigit())
-}
 
 impl Owner {
     pub(super) fn find_agent(&self, text: &str, viewer: &DeviceId) -> Result<DeviceId, ApiError> {
@@ -26,7 +20,8 @@ impl Owner {
     }
 
     /// The agent that is meant by an id, the beginning of one, or a name: of those that the viewer
-    /// sees listed, and `others`, with their own names.
+    /// sees listed, and `others`, with their own names. What reads as an id means no name but a
+    /// petname: else whoever calls himself by another's id would get what is meant for that one.
     pub(super) fn find_among(
         &self,
         text: &str,
@@ -45,11 +40,11 @@ impl Owner {
         };
         let by_petname =
             named(&|id, _| petnames.as_ref().and_then(|names| names.get(id)) == Some(text));
-        let hex = is_prefix(text);
+        let hex = is_id_or_prefix(text);
         let prefix = text.to_ascii_lowercase();
         let by_prefix =
             if hex { named(&|id, _| id.hex().starts_with(&prefix)) } else { BTreeSet::new() };
-        let by_name = named(&|_, name| name == text);
+        let by_name = if hex { BTreeSet::new() } else { named(&|_, name| name == text) };
         // Who is here goes before who was: a restarted agent with a new id keeps its name.
         let here: BTreeSet<DeviceId> = by_name
             .iter()
@@ -98,7 +93,7 @@ impl Owner {
     /// Whether a text names this agent. One need not be known any more, or be seen, where the beginning
     /// of its id is given.
     pub(super) fn is_called(&self, id: &DeviceId, text: &str, viewer: &DeviceId) -> bool {
-        let prefix = is_prefix(text) && id.hex().starts_with(&text.to_ascii_lowercase());
+        let prefix = is_id_or_prefix(text) && id.hex().starts_with(&text.to_ascii_lowercase());
         prefix || self.find_agent(text, viewer).is_ok_and(|found| found == *id)
     }
 

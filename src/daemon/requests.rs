@@ -656,11 +656,12 @@ impl Owner {
             return;
         }
         if let Some(name) = &params.name
-            && names::own(name).is_none()
+            && names::of_agent(name).is_none()
         {
             let error = ApiError::invalid_params(
                 "attach",
-                "`name`: 1 to 64 characters, something to see and no hidden or control characters",
+                "`name`: 1 to 64 characters, something to see and no hidden or control characters, \
+                 not 8 hex digits or more alone, which read as an id",
             );
             self.refuse(conn, &id, error);
             return;
@@ -760,11 +761,12 @@ impl Owner {
     /// The name of an agent coming into service: asked for, or the one it had, or the harness's.
     pub(super) fn name_for(&self, params: &AttachParams, agent: &DeviceId) -> String {
         let had = self.node.agent_by_id(agent, self.now()).map(|view| view.record.name);
-        let asked = params.name.as_deref().and_then(names::own).map(str::to_owned);
+        let asked = params.name.as_deref().and_then(names::of_agent).map(str::to_owned);
         let cli = params.key.as_ref().map(|key| key.as_str().to_owned());
+        let fits = |name: &String| names::is_clean(name) && !names::is_id_or_prefix(name);
         asked
-            .or_else(|| cli.filter(|name| names::is_clean(name)))
-            .or_else(|| had.filter(|name| names::is_clean(name)))
+            .or_else(|| cli.filter(fits))
+            .or_else(|| had.filter(fits))
             .unwrap_or_else(|| format!("{}-{}", params.harness, &agent.hex()[..4]))
     }
 

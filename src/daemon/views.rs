@@ -222,13 +222,15 @@ impl Owner {
     ) -> Result<types::History, ApiError> {
         let limit = params.limit.map_or(types::DEFAULT_PAGE, types::PageSize::get);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let path = match self.find_room(&params.room, agent) {
-            Ok(path) => path,
-            Err(error) if error.code == "room_not_found" => {
-                let other = self.find_agent(&params.room, agent).map_err(|_| error)?;
-                RoomPath::dm(*agent, other).ok_or_else(|| no_room(&params.room))?
+        let with = |other| RoomPath::dm(*agent, other).ok_or_else(|| no_room(&params.room));
+        let path = match (DeviceId::parse(&params.room), self.find_room(&params.room, agent)) {
+            // Whoever it is of, however rooms are called.
+            (Some(other), _) => with(other)?,
+            (None, Ok(path)) => path,
+            (None, Err(error)) if error.code == "room_not_found" => {
+                with(self.find_agent(&params.room, agent).map_err(|_| error)?)?
             }
-            Err(error) => return Err(error),
+            (None, Err(error)) => return Err(error),
         };
         let now = self.now();
         let message = |seq: u64,

@@ -9,6 +9,9 @@ use crate::codec::text::{escape_untrusted, hides_something, shows_something, tru
 /// Most UTF-16 code units of a name after trimming.
 pub const MAX_NAME_UNITS: usize = 64;
 
+/// Hex digits that name an agent at least (decision: `interface.md`).
+const MIN_PREFIX: usize = 8;
+
 /// Characters of a refused id shown in an error: a whole id and a little more.
 const SHOWN_CHARS: usize = 80;
 
@@ -83,6 +86,20 @@ pub fn check(kind: NameKind, name: &str) -> Result<String, NameError> {
 #[must_use]
 pub fn own(name: &str) -> Option<&str> {
     usable(name).filter(|name| shows_something(name) && !hides_something(name))
+}
+
+/// What an agent of this machine may call itself: as [`own`], and nothing that reads as an id. Peers
+/// may be called so, and are not found by such a name.
+#[must_use]
+pub fn of_agent(name: &str) -> Option<&str> {
+    own(name).filter(|name| !is_id_or_prefix(name))
+}
+
+/// Whether a text reads as an id or the beginning of one: it then never stands for a name that
+/// somebody has given himself.
+#[must_use]
+pub fn is_id_or_prefix(text: &str) -> bool {
+    text.len() >= MIN_PREFIX && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// `name` trimmed, when it is usable.
@@ -201,6 +218,18 @@ mod tests {
         }
         for name in ["👩\u{200d}💻", "⚠\u{fe0f}", "née", "שלום", "a b"] {
             assert_eq!(own(name), Some(name));
+        }
+    }
+
+    #[test]
+    fn no_agent_here_is_called_by_what_reads_as_an_id() {
+        let id = DeviceId([0xab; 32]).hex();
+        for name in [&id, &id.to_uppercase(), &id[..12], "20261130", " deadbeef\t"] {
+            assert_eq!((of_agent(name), own(name)), (None, Some(name.trim())), "{name:?}");
+            assert!(is_clean(name.trim()), "a peer may be");
+        }
+        for name in ["decade", "1234567", "deadbeef-1", "abcdefgh", "née"] {
+            assert_eq!(of_agent(name), Some(name));
         }
     }
 

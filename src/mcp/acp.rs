@@ -17,15 +17,14 @@ use rmcp::model::{
 use rmcp::model::{ClientResult, ProgressToken};
 use rmcp::service::{Peer, RequestContext};
 use rmcp::transport::io::stdio_pipes;
-use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt as _};
+use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::link::Link;
-use super::transport::Stdio;
-use super::{LAST_ANSWERS, framing, stopped};
+use super::{converse, framing};
 use crate::api::acp::{AcpCall, AcpNews, Answer};
 use crate::api::client;
 use crate::api::tool::acp::{self, Answered};
@@ -255,21 +254,5 @@ pub(super) fn no_tool(name: &str) -> ErrorData {
 pub async fn serve(backend: impl Backend) {
     let (input, output) = stdio_pipes();
     let (input, output) = framing::framed(input, output);
-    let ended = CancellationToken::new();
-    let transport = Stdio::new(input, output, Arc::default(), ended.clone());
-    let session = async {
-        // A client that goes away during the handshake has simply gone.
-        if let Ok(running) = (Server { backend }).serve(transport).await {
-            let _ended = running.waiting().await;
-        }
-    };
-    let cut_off = async {
-        ended.cancelled().await;
-        tokio::time::sleep(LAST_ANSWERS).await;
-    };
-    tokio::select! {
-        () = session => {}
-        () = cut_off => {}
-        () = stopped() => {}
-    }
+    converse(Server { backend }, input, output, Arc::default(), CancellationToken::new()).await;
 }

@@ -143,10 +143,15 @@ impl Decoder {
         }
     }
 
-    /// The input has ended: what was held back is the end of a line.
+    /// The input has ended: what was held back is the end of a line, and a head that is not whole
+    /// cannot be used.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
-        if let State::Held(held) = &mut self.state {
-            out.append(held);
+        match &mut self.state {
+            State::Held(held) => out.append(held),
+            State::Head(_) => {
+                refuse("a head without an end", out);
+            }
+            _ => {}
         }
         self.state = State::Over;
     }
@@ -374,7 +379,11 @@ mod tests {
             ("c", "c", None),
             // Cut off.
             ("Content-Length: 5\r\n\r\n{}", "{}", Some(Heads)),
-            ("Content-Length: 5\r\n", "", Some(Heads)),
+            (
+                "Content-Length: 5\r\n",
+                "Content-Length refused: a head without an end\n",
+                Some(Heads),
+            ),
             ("\u{feff}{}\n", "\u{feff}{}\n", Some(Lines)),
         ] {
             everywhere(input, lines, false, form);

@@ -69,6 +69,8 @@ pub(super) enum Refused {
 #[derive(Debug, Default)]
 pub(super) struct Given {
     read: Read,
+    /// Lines that were written out.
+    wrote: u64,
     calls: HashSet<RequestId>,
     /// In the order of their events.
     parts: VecDeque<Part>,
@@ -103,8 +105,21 @@ impl Given {
         self.calls.remove(call);
     }
 
+    /// A line is with the system, the answer to a call or another one.
+    pub fn wrote(&mut self, answers: Option<&RequestId>) {
+        self.wrote += 1;
+        if let Some(call) = answers {
+            self.written(call);
+        }
+    }
+
+    /// How much was read and written: as long as this grows, the client is at work.
+    pub fn moved(&self) -> (Read, u64) {
+        (self.read, self.wrote)
+    }
+
     /// The answer to a call is with the system.
-    pub fn written(&mut self, call: &RequestId) {
+    fn written(&mut self, call: &RequestId) {
         let read = self.read;
         for part in &mut self.parts {
             if part.state == State::With(call.clone()) {

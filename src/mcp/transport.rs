@@ -2,7 +2,9 @@
 //! one; everything else goes to `rmcp`. Notes for `Given` what was read and written when.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rmcp::RoleServer;
 use rmcp::model::{
@@ -10,18 +12,25 @@ use rmcp::model::{
     JsonRpcMessage, RequestId, ServerJsonRpcMessage,
 };
 use rmcp::transport::Transport;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncWrite, AsyncWriteExt as _, BufReader};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::given::{Read, Refused, SharedGiven};
+use crate::runtime::sys;
 
 /// Bytes of a line; the text of a message has 128 KiB at most, a file's content may be longer.
 pub(super) const MAX_LINE: usize = 16 << 20;
 /// Answers that wait to be written; those who bring more wait.
 const MAX_WAITING: usize = 16;
+/// Answers that are not written, with those that wait for room among the former: nothing more is read
+/// until there are fewer. As many as calls may be under way.
+const MAX_UNWRITTEN: usize = 256;
 /// What is ahead of a text that some editors write; RFC 8259 8.1 lets a reader pass over it.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// The methods of this server that take parameters or may: one of them with others is no unknown
@@ -54,7 +63,8 @@ pub(super) struct Stdio<R> {
     /// An answer of ours that has found no room yet.
     reply: Option<Outgoing>,
     output: Option<mpsc::Sender<Outgoing>>,
-    writing: JoinHandle<()>,
+    /// How many lines are to be written, queued or not.
+    unwritten: Arc<watch::Sender<usize>>,
     given: Arc<SharedGiven>,
     ended: CancellationToken,
 }
@@ -66,14 +76,22 @@ enum Next {
 }
 
 impl<R: AsyncRead + Send + Unpin> Stdio<R> {
-    /// `ended` is told when the client can say or hear nothing more.
-    pub fn new<W>(input: R, output: W, given: Arc<SharedGiven>, ended: CancellationToken) -> Self
+    /// `ended` is told when the client can say or hear nothing more. The task is done once the
+    /// transport is gone, and everything is written that waited, or cannot be.
+    pub fn new<W>(
+        input: R,
+        output: W,
+        given: Arc<SharedGiven>,
+        ended: CancellationToken,
+    ) -> (Self, JoinHandle<()>)
     where
         W: AsyncWrite + Send + Unpin + 'static,
     {
         let (queue, waiting) = mpsc::channel(MAX_WAITING);
-        let writing = tokio::spawn(write(output, waiting, Arc::clone(&given), ended.clone()));
-        Self {
+        let unwritten = Arc::new(watch::Sender::new(0));
+        let writing =
+            write(output, waiting, Arc::clone(&unwritten), Arc::clone(&given), ended.clone());
+        let transport = Self {
             input: BufReader::new(input),
             line: Vec::new(),
             begun: Read::default(),
@@ -81,10 +99,11 @@ impl<R: AsyncRead + Send + Unpin> Stdio<R> {
             skipping: false,
             reply: None,
             output: Some(queue),
-            writing,
+            unwritten,
             given,
             ended,
-        }
+        };
+        (transport, tokio::spawn(writing))
     }
 
     /// Reads on to the end of a line. May be dropped and called again: nothing is lost.
@@ -188,6 +207,9 @@ impl<R: AsyncRead + Send + Unpin> Transport<RoleServer> for Stdio<R> {
         }
         let line = serde_json::to_vec(&item).map_err(io::Error::other);
         let output = self.output.clone();
+        if line.is_ok() {
+            self.unwritten.send_modify(|lines| *lines += 1);
+        }
         async move {
             let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
             let outgoing = Outgoing { line: line?, answers };
@@ -200,9 +222,13 @@ impl<R: AsyncRead + Send + Unpin> Transport<RoleServer> for Stdio<R> {
             if self.reply.is_some() {
                 let room = self.output.as_ref()?.reserve().await.ok()?;
                 if let Some(reply) = self.reply.take() {
+                    self.unwritten.send_modify(|lines| *lines += 1);
                     room.send(reply);
                 }
             }
+            // What it does not read is not asked for by more.
+            let few = |lines: &usize| *lines < MAX_UNWRITTEN;
+            self.unwritten.subscribe().wait_for(few).await.ok()?;
             match self.next_line().await {
                 Next::Line => {
                     if let Some(message) = self.message() {
@@ -223,8 +249,7 @@ impl<R: AsyncRead + Send + Unpin> Transport<RoleServer> for Stdio<R> {
 
     async fn close(&mut self) -> io::Result<()> {
         drop(self.output.take());
-        // Everything that waits is written, or cannot be.
-        (&mut self.writing).await.map_err(io::Error::other)
+        Ok(())
     }
 }
 
@@ -232,6 +257,7 @@ impl<R: AsyncRead + Send + Unpin> Transport<RoleServer> for Stdio<R> {
 async fn write<W: AsyncWrite + Unpin>(
     mut output: W,
     mut waiting: mpsc::Receiver<Outgoing>,
+    unwritten: Arc<watch::Sender<usize>>,
     given: Arc<SharedGiven>,
     ended: CancellationToken,
 ) {
@@ -245,9 +271,31 @@ async fn write<W: AsyncWrite + Unpin>(
             ended.cancel();
             return;
         }
-        if let Some(call) = answers {
-            given.lock().written(&call);
+        unwritten.send_modify(|lines| *lines -= 1);
+        given.lock().wrote(answers.as_ref());
+    }
+}
+
+/// Tells `ended` when nobody can say anything more on `stdin` and nothing moves for `patience`: what
+/// stands before the end is not read where its answers find no reader. Where the system does not tell
+/// of the end (of a file, say), reading has to come to it.
+pub(super) async fn abandoned(
+    stdin: impl AsFd,
+    given: &SharedGiven,
+    ended: &CancellationToken,
+    patience: Duration,
+) {
+    if sys::hung_up(stdin).await.is_err() {
+        return std::future::pending().await;
+    }
+    let mut before = given.lock().moved();
+    loop {
+        sleep(patience).await;
+        let now = given.lock().moved();
+        if now == before {
+            return ended.cancel();
         }
+        before = now;
     }
 }
 
@@ -264,9 +312,10 @@ fn parse(line: &[u8]) -> Result<Option<ClientJsonRpcMessage>, Outgoing> {
     if line.trim_ascii().is_empty() {
         return Ok(None);
     }
-    let value: Value = serde_json::from_slice(line).map_err(|error| {
-        reply(Value::Null, ErrorCode::PARSE_ERROR, &format!("the line is not JSON: {error}"))
-    })?;
+    let value: Value = match serde_json::from_slice(line) {
+        Ok(value) => value,
+        Err(error) => return unreadable(line, &error).map_or(Ok(None), Err),
+    };
     let invalid = |id: &Value, what: &str| reply(id.clone(), ErrorCode::INVALID_REQUEST, what);
     let Value::Object(mut members) = value else {
         return Err(invalid(&Value::Null, "a line is one message, an object"));
@@ -292,6 +341,34 @@ fn parse(line: &[u8]) -> Result<Option<ClientJsonRpcMessage>, Outgoing> {
         // Nor are notifications.
         (Err(_), None) => Ok(None),
     }
+}
+
+/// The answer to a line that cannot be read, if it gets one. A JSON text may hold what no value here
+/// can be made of: half of a surrogate pair, as of a text that was cut, or more levels than the parser
+/// goes down. Whoever waits for an answer to it has to get one under its id.
+fn unreadable(line: &[u8], error: &serde_json::Error) -> Option<Outgoing> {
+    /// What is passed over is checked for its grammar alone.
+    #[derive(Deserialize)]
+    struct Envelope {
+        id: Option<RequestId>,
+        method: Option<IgnoredAny>,
+        result: Option<IgnoredAny>,
+        error: Option<IgnoredAny>,
+    }
+    // A list would be taken for the members in their order.
+    let object = line.trim_ascii_start().starts_with(b"{");
+    let Some(envelope) = object.then(|| serde_json::from_slice::<Envelope>(line).ok()).flatten()
+    else {
+        let what = format!("the line is not JSON, or has no id that can be used: {error}");
+        return Some(reply(Value::Null, ErrorCode::PARSE_ERROR, &what));
+    };
+    let is_answer = envelope.result.is_some() || envelope.error.is_some();
+    let id = envelope.id.filter(|_| envelope.method.is_some() || !is_answer)?;
+    let what = format!(
+        "the message is JSON that cannot be read: {error}. Texts have whole characters (\\ud800 to \
+         \\udfff only in pairs), and values nest at most 127 deep"
+    );
+    Some(reply(json!(id), ErrorCode::INVALID_PARAMS, &what))
 }
 
 /// What has a method, as its type; or what is wrong with it.
@@ -341,6 +418,10 @@ mod tests {
         (value["id"].clone(), value["error"]["code"].as_i64().unwrap())
     }
 
+    fn deep(bracket: &str) -> String {
+        bracket.repeat(10_000)
+    }
+
     #[test]
     fn every_line_that_is_no_message_is_answered_with_its_id() {
         for (line, id, code) in [
@@ -367,6 +448,21 @@ mod tests {
                 json!(7),
                 -32602,
             ),
+            // JSON, but with half a character or too many levels.
+            (
+                r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"x":"\ud83d"}}"#,
+                json!(7),
+                -32602,
+            ),
+            (r#"{"params":["\udc00 \ud800\n"],"id":"a","method":"x"}"#, json!("a"), -32602),
+            (
+                &format!(r#"{{"id":7,"method":"x","params":{}{}}}"#, deep("["), deep("]")),
+                json!(7),
+                -32602,
+            ),
+            (r#"{"id":"\ud800","method":"x"}"#, json!(null), -32700),
+            (r#"{"id":7,"method":"x","params":"\ud800""#, json!(null), -32700),
+            (r#"[7, "x", "\ud800"]"#, json!(null), -32700),
         ] {
             assert_eq!(refused(line), (id, code), "{}", line.get(..80).unwrap_or(line));
         }
@@ -389,6 +485,8 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":[],"result":5}"#,
             r#"{"jsonrpc":"1.0","method":"notifications/initialized"}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/x","params":5}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/x","params":["\ud800"]}"#,
+            r#"{"jsonrpc":"2.0","id":5,"result":["\ud800"]}"#,
         ] {
             assert!(
                 matches!(parse(line.as_bytes()), Ok(None | Some(JsonRpcMessage::Error(_)))),

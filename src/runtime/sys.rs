@@ -6,6 +6,8 @@ use std::os::fd::AsFd;
 
 use rustix::fs::OFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// What macOS takes as a soft descriptor limit when the hard one says "unlimited" (its `OPEN_MAX`).
 const FALLBACK_DESCRIPTORS: u64 = 10_240;
@@ -69,6 +71,12 @@ pub fn stdout_is_open() -> bool {
     is_open(&std::io::stdout())
 }
 
+/// The same of stderr.
+#[must_use]
+pub fn stderr_is_open() -> bool {
+    is_open(&std::io::stderr())
+}
+
 fn is_open(descriptor: &impl AsFd) -> bool {
     let Ok(flags) = rustix::fs::fcntl_getfl(descriptor) else { return false };
     let null = || {
@@ -82,6 +90,27 @@ fn is_open(descriptor: &impl AsFd) -> bool {
         OFlags::WRONLY => true,
         OFlags::RDWR => !null().unwrap_or(false),
         _ => false,
+    }
+}
+
+/// Completes when the other side of a pipe or socket can send nothing more, whether or not all that it
+/// sent was read. Reads nothing.
+///
+/// # Errors
+/// Where the system cannot tell, as of a file.
+pub async fn hung_up(descriptor: impl AsFd) -> io::Result<()> {
+    let copy = descriptor.as_fd().try_clone_to_owned()?;
+    // SAFETY: the descriptor is a copy of our own, which the value owns and closes after it has taken it
+    // from the system's list.
+    #[allow(unsafe_code)]
+    let watched = unsafe { AsyncFd::register_with_interest(copy, Interest::READABLE) };
+    let watched = watched?;
+    loop {
+        let mut guard = watched.readable().await?;
+        if guard.ready().is_read_closed() {
+            return Ok(());
+        }
+        guard.clear_ready();
     }
 }
 

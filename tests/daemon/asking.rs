@@ -184,6 +184,38 @@ async fn without_an_agent_the_answer_is_the_users_and_that_is_said() {
 }
 
 #[tokio::test]
+async fn nobody_takes_a_name_that_reads_as_an_id() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let (alice, bob) = (daemon.agent("alice").await, daemon.agent("bob").await);
+    for name in [&bob.id, &bob.id[..12], "DEADBEEF"] {
+        let (said, refused) = act(&alice, json!({"action": "update", "name": name})).await;
+        assert!(refused && said.contains("does not read as an id"), "{said}");
+        assert!(refused && said.contains("choose another name"), "{said}");
+    }
+    // A shell agent is another one's key, not its name.
+    let other = daemon.agent("deadbeef").await;
+    let names: Vec<String> = {
+        let list = alice.client.call(AgentsParams {}).await.unwrap();
+        list.agents.into_iter().map(|agent| agent.name).collect()
+    };
+    let named = format!("cli-{}", &other.id[..4]);
+    assert!(names.contains(&"alice".to_owned()) && names.contains(&named), "{names:?}");
+    let dm = |to: &str| json!({"action": "dm", "agent": to, "content": "x"});
+    let (said, refused) = act(&alice, dm("deadbeef")).await;
+    assert!(refused && said.contains("agent_not_found"), "{said}");
+    let (said, refused) = act(&alice, dm(&other.id[..8].to_uppercase())).await;
+    assert!(!refused, "{said}");
+    // Nor is a room of such a name somebody's conversation.
+    let trap = create(&alice, &bob.id, RoomType::Private).await;
+    act(&alice, json!({"action": "send", "room": trap, "content": "bait"})).await;
+    let history = async |room: &str| {
+        let params = RoomHistoryParams { room: room.into(), since: None, limit: None };
+        alice.client.call(params).await.unwrap().messages.len()
+    };
+    assert_eq!((history(&trap).await, history(&bob.id).await), (1, 0));
+}
+
+#[tokio::test]
 async fn petnames_are_given_and_taken_by_names_and_beginnings_of_ids() {
     let daemon = Daemon::start(Ports::free()).await;
     let (alice, bob) = (daemon.agent("alice").await, daemon.agent("bob").await);

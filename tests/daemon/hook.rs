@@ -117,6 +117,35 @@ async fn a_hook_brings_what_came_once_and_tools_do_not_bring_it_again() {
 }
 
 #[tokio::test]
+async fn what_nobody_can_have_heard_is_not_taken_for_shown() {
+    let daemon = Daemon::start(Ports::free()).await;
+    let home = daemon.home.path();
+    let (_ann, mut bob) = friends(&daemon).await;
+    dm(&mut bob, "ann", "hello", None).await;
+    for closed in ["exec \"$@\" >&-", "exec \"$@\" --wait 5 2>&-"] {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", closed, "sh", env!("CARGO_BIN_EXE_commsd"), "hook", "--harness", "codex"])
+            .arg("--home")
+            .arg(home)
+            .env_clear()
+            .env("HOME", home)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        // It may have ended without a look.
+        let _ = child.stdin.take().unwrap().write_all(event("Stop").to_string().as_bytes()).await;
+        assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0), "{closed}");
+    }
+    let brought = said(home, "codex", "Stop").await.unwrap();
+    assert!(brought["reason"].as_str().unwrap().ends_with("│ hello"), "{brought}");
+    // Nor does a wrong command line speak as one that has something to say.
+    let wrong = started(home, "codex", &["--frobnicate"], "").await;
+    assert_eq!(soon(wrong.wait_with_output()).await.unwrap().status.code(), Some(1));
+}
+
+#[tokio::test]
 async fn what_hooks_bring_is_no_notification_beside() {
     const CLAUDE: &str = "claude-code";
     let daemon = Daemon::start(Ports::free()).await;

@@ -1,6 +1,9 @@
 //! `commsd mcp` as a harness sees it: every line of stdout is a message of the protocol, whatever
 //! happens on the other side.
 
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -425,6 +428,81 @@ async fn the_end_of_stdin_is_the_end() {
     assert_eq!(agent.status.as_str(), "offline");
 }
 
+/// Also where its client reads nothing, so that most of what stands before the end is never read.
+#[tokio::test]
+async fn the_end_of_stdin_is_the_end_though_nobody_reads_the_answers() {
+    let daemon = Daemon::start(Ports::free()).await;
+    // As pipes, and as sockets, which Node makes.
+    for sockets in [false, true] {
+        let (stdin, stdout): (OwnedFd, OwnedFd);
+        let (requests, answers): (OwnedFd, OwnedFd);
+        if sockets {
+            let (a, b) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+            ((requests, stdin), (answers, stdout)) =
+                ((a.0.into(), a.1.into()), (b.0.into(), b.1.into()));
+        } else {
+            let (a, b) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+            ((stdin, requests), (answers, stdout)) =
+                ((a.0.into(), a.1.into()), (b.0.into(), b.1.into()));
+        }
+        let mut child = Command::new(env!("CARGO_BIN_EXE_commsd"))
+            .args(["mcp", "--no-start", "--home"])
+            .arg(daemon.home.path())
+            .current_dir(daemon.home.path())
+            .env_clear()
+            .env("HOME", daemon.home.path())
+            .stdin(stdin)
+            .stdout(stdout)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        // All of it fits into a pipe, whoever reads.
+        let mut lines = format!(
+            "{}\n",
+            json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+                "protocolVersion": "2025-06-18", "capabilities": {},
+                "clientInfo": {"name": "test", "version": "1"}}})
+        );
+        lines += "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n";
+        for id in 1..900 {
+            lines += &format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"tools/list\"}}\n");
+        }
+        assert!(lines.len() < 60_000, "{}", lines.len());
+        std::fs::File::from(requests).write_all(lines.as_bytes()).unwrap();
+        assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0), "sockets: {sockets}");
+        drop(answers);
+    }
+}
+
+/// What is no message is answered, also where it is all that comes.
+#[tokio::test]
+async fn the_only_thing_that_is_said_is_answered() {
+    let home = tempfile::tempdir().unwrap();
+    for (said, framed) in [
+        ("Content-Length: abc\r\n\r\n", true),
+        ("Content-Length: abc\r\n", true),
+        ("garbage\n", false),
+    ] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_commsd"))
+            .args(["mcp", "--no-start", "--home"])
+            .arg(home.path())
+            .env_clear()
+            .env("HOME", home.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(said.as_bytes()).await.unwrap();
+        let output = soon(child.wait_with_output()).await.unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let body = if framed { text.split_once("\r\n\r\n").expect(&text).1 } else { &text };
+        let answer: Value = serde_json::from_str(body).expect(&text);
+        assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(null), &json!(-32700)));
+        assert_eq!(output.status.code(), Some(0));
+    }
+}
+
 #[tokio::test]
 async fn a_session_that_waits_ends_with_stdin_and_leaves_its_agent_to_the_next() {
     let daemon = Daemon::start(Ports::free()).await;
@@ -502,6 +580,11 @@ async fn lines_that_are_no_message_are_answered() {
         (r#"{"jsonrpc":"2.0","id":"p","method":"tools/call","params":5}"#, json!("p"), -32600),
         (r#"{"jsonrpc":"2.0","id":"p","method":"tools/call"}"#, json!("p"), -32602),
         (r#"{"jsonrpc":"2.0","id":"p","method":"frobnicate"}"#, json!("p"), -32601),
+        (
+            r#"{"jsonrpc":"2.0","id":"p","method":"ping","params":{"a":"\ud83d"}}"#,
+            json!("p"),
+            -32602,
+        ),
     ] {
         session.write(format!("{line}\n").as_bytes()).await;
         let answer = session.message().await;

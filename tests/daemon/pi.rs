@@ -353,6 +353,40 @@ async fn a_server_that_dies_is_started_again_and_one_that_is_not_there_is_told()
     }
 }
 
+#[tokio::test]
+async fn a_call_that_is_never_answered_ends_all_the_same() {
+    if std::process::Command::new("node").arg("--version").output().is_err() {
+        crate::limits::skipped("there is no node here");
+        return;
+    }
+    let daemon = Daemon::start(Ports::free()).await;
+    let agent = set_up(&daemon).await;
+    let mute = daemon.home.path().join("mute.mjs");
+    std::fs::write(
+        &mute,
+        "import { createInterface } from 'node:readline';\n\
+         for await (const line of createInterface({ input: process.stdin })) {\n\
+         const { id, method } = JSON.parse(line);\n\
+         const tools = [{ name: 'agent_comms', inputSchema: { type: 'object' } }];\n\
+         const result = { initialize: {}, 'tools/list': { tools } }[method];\n\
+         if (result) console.log(JSON.stringify({ jsonrpc: '2.0', id, result }));\n}\n",
+    )
+    .unwrap();
+    let mut pi = Pi::stub(&daemon, &agent, |text| {
+        let start = text.find("const COMMAND = ").unwrap();
+        let end = start + text[start..].find('\n').unwrap();
+        let command = format!("const COMMAND = {};", json!(["node", mute]));
+        let text = [&text[..start], &command, &text[end..]].concat();
+        let soon = text.replace("const CALL_MS = 15 * 60_000;", "const CALL_MS = 2_000;");
+        assert_ne!(soon, text);
+        soon
+    });
+    pi.event(json!({"reason": "startup"}), "session_start").await;
+    let call = pi.call("agent_comms", json!({"action": "whoami"})).await;
+    assert_eq!(pi.answer(call).await["error"], "commsd has not answered in time");
+    pi.end().await;
+}
+
 /// pi is no crate: where it is installed in a folder, `COMMSD_SDK_PI` names that.
 #[tokio::test]
 async fn pis_own_loader_takes_the_extension() {

@@ -316,7 +316,7 @@ fn opencodes_plugin_brings_what_the_hook_has_and_wakes_a_session() {
             "read -r told\n",
             "echo \"$* $told\" >> \"$0.log\"\n",
             "case \"$* $told\" in\n",
-            "*--wait*) echo 'a message' >&2; exit 2;;\n",
+            "*--wait*) echo '📬 a message' >&2; exit 2;;\n",
             "*PostToolUse*) echo '{\"decision\": \"block\", \"reason\": \"urgent\"}';;\n",
             "*'\"stop_hook_active\":false'*) echo '{\"decision\": \"block\", \"reason\": \"go on\"}';;\n",
             "esac\n",
@@ -338,7 +338,7 @@ fn opencodes_plugin_brings_what_the_hook_has_and_wakes_a_session() {
             "text": {"title": "t", "output": "done\n\nurgent", "metadata": {}},
             "parts": {"content": [part("done")[0], part("urgent")[0]]},
             "helper": {"output": "done"},
-            "prompts": [["main", part("go on")], ["main", part("a message")]],
+            "prompts": [["main", part("go on")], ["main", part("📬 a message")]],
         })
     );
     let log = fs::read_to_string(home.at("stub.log")).unwrap();
@@ -346,6 +346,74 @@ fn opencodes_plugin_brings_what_the_hook_has_and_wakes_a_session() {
     assert_eq!(calls.len(), 5, "{log}");
     assert!(calls.iter().all(|call| call.starts_with("hook --harness opencode")), "{log}");
     assert!(calls[3].contains("\"stop_hook_active\":true"), "{log}");
+}
+
+/// A command that fails as a usage error does has brought nothing, and is not asked for ever.
+#[test]
+fn opencodes_plugin_takes_no_failure_for_a_message() {
+    if Command::new("node").arg("--version").output().is_err() {
+        crate::limits::skipped("there is no node here");
+        return;
+    }
+    let home = Home::new();
+    fs::create_dir_all(home.at(".config/opencode")).unwrap();
+    home.run(&["setup"]);
+    let stub = home
+        .write("stub", "#!/bin/sh\necho \"$*\" >> \"$0.log\"\necho 'usage: wrong' >&2\nexit 2\n");
+    fs::set_permissions(&stub, fs::Permissions::from_mode(0o755)).unwrap();
+    let text = fs::read_to_string(home.at(".config/opencode/plugin/commsd.js")).unwrap();
+    let stubbed = text
+        .replace(PROGRAM, &stub.display().to_string())
+        .replace("const PAUSE_MS = 5_000;", "const PAUSE_MS = 1;");
+    assert!(stubbed.contains("PAUSE_MS = 1;"));
+    let plugin = home.write("plugin.mjs", &stubbed);
+    let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/opencode.mjs");
+    let log = home.at("stub.log");
+    let output = Command::new("node").arg(driver).arg(&plugin).arg(&log).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let seen: Value = serde_json::from_slice(&output.stdout).expect(&said);
+    assert_eq!(seen, json!({"prompts": []}));
+    let log = fs::read_to_string(log).unwrap();
+    let waits = log.lines().filter(|call| call.contains("--wait")).count();
+    assert_eq!((waits, log.lines().count()), (5, 9), "{log}");
+}
+
+/// What a repository's links lead to is not part of it.
+#[test]
+fn a_projects_link_to_elsewhere_is_refused() {
+    let home = Home::new();
+    for dir in [".claude", "p"] {
+        fs::create_dir_all(home.at(dir)).unwrap();
+    }
+    home.write("elsewhere.json", "{}\n");
+    symlink("../elsewhere.json", home.at("p/.mcp.json")).unwrap();
+    let before = home.snapshot();
+    for what in [&[][..], &["--remove"], &["--status"]] {
+        let ran = home.run(&[&["setup", "--project", "p", "claude-code", "--json"], what].concat());
+        assert_eq!(ran.code, Some(1), "{what:?}: {}", ran.stdout);
+        let error = ran.line()["error"].take();
+        assert_eq!(error["code"], "file_outside", "{error}");
+        assert!(error["todo"].as_str().unwrap().contains("in the place of the link"), "{error}");
+    }
+    assert_eq!(home.snapshot(), before);
+}
+
+/// Claude Code keeps what was typed in its file, also half an emoji.
+#[test]
+fn half_a_character_is_no_reason_to_leave_a_file() {
+    let home = Home::new();
+    fs::create_dir_all(home.at(".claude")).unwrap();
+    let history =
+        r#"{"history": ["\ud800", "\\ud800", "\ud83d\ude00", "\udc00\ud83d x"], "a\ud83d": 1}"#;
+    let file = home.write(".claude.json", history);
+    let before = home.snapshot();
+    let ran = home.run(&["setup", "claude-code", "--json"]);
+    assert_eq!((ran.code, &ran.line()["state"]), (Some(0), &json!("set_up")), "{}", ran.stdout);
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.starts_with(history.strip_suffix('}').unwrap()), "{text}");
+    assert!(text.contains("\"agent-comms\""), "{text}");
+    assert_eq!(home.run(&["setup", "claude-code", "--remove"]).code, Some(0));
+    assert_eq!(home.snapshot(), before);
 }
 
 #[test]

@@ -205,6 +205,38 @@ fn the_page_has_words_for_every_event() {
     assert!(names.is_empty(), "{names:?}");
 }
 
+/// The page, run by Node in a browser's place: a conversation goes on when its numbers begin again and
+/// when much has come, and whom a typed name means is the daemon's to say.
+#[tokio::test]
+async fn the_page_follows_a_conversation_and_leaves_names_to_the_daemon() {
+    if std::process::Command::new("node").arg("--version").output().is_err() {
+        crate::limits::skipped("there is no node here");
+        return;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.mjs");
+    std::fs::copy(root.join("src/web/page/page.js"), &page).unwrap();
+    let ran = Command::new("node").arg(root.join("tests/sdk/page.mjs")).arg(&page).output();
+    let ran = soon(ran).await.unwrap();
+    let seen: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    for (when, shown) in [
+        ("opened", json!([3, "a1", "a3"])),
+        ("grown", json!([5, "a1", "a5"])),
+        ("many", json!([200, "a701", "a900"])),
+        ("again", json!([2, "b1", "b2"])),
+        ("past", json!([7, "c1", "c7"])),
+        ("empty", json!("No messages yet.")),
+    ] {
+        assert_eq!(seen[when], shown, "{when}");
+    }
+    let (typed, id) = ("b".repeat(12), "b".repeat(64));
+    let unknown = seen["unknown"].as_str().unwrap();
+    assert!(unknown.starts_with(&format!("With {typed}")), "{unknown}");
+    assert_eq!(seen["found"], format!("With bob {typed}"));
+    assert_eq!(seen["asked"], json!([["dm.send", typed], ["room.history", id]]));
+}
+
 /// D3: no other page, no other name of this machine and nobody without the token gets anything.
 #[tokio::test]
 async fn only_the_users_own_browser_gets_in() {

@@ -60,6 +60,14 @@ pub(in crate::cli) enum FileError {
         /// The file.
         path: PathBuf,
     },
+    /// A link leads out of where it has to stay.
+    #[error("{} leads out of the project, to {}", path.display(), target.display())]
+    Outside {
+        /// The file.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+    },
     /// Another program has written it while it was looked at.
     #[error("{} is being written by another program", path.display())]
     Changed {
@@ -79,6 +87,7 @@ impl FileError {
             Self::Io { .. } => "file_io",
             Self::Unusable { .. } => "file_unusable",
             Self::ReadOnly { .. } => "file_read_only",
+            Self::Outside { .. } => "file_outside",
             Self::Changed { .. } => "file_changed",
         }
     }
@@ -89,6 +98,9 @@ impl FileError {
             Self::Unusable { .. } => "move it out of the way".into(),
             Self::ReadOnly { path } => {
                 format!("if it may be changed: chmod u+w {}", path.display())
+            }
+            Self::Outside { .. } => {
+                "put a file (or folder) of the project's own in the place of the link".into()
             }
             Self::Changed { .. } => "end that program, or try again".into(),
         }
@@ -118,7 +130,7 @@ impl Kept {
     }
 
     /// Reads the file; `new` says what one would be that there is none of.
-    pub(in crate::cli) fn open_as(path: &Path, new: New) -> Result<Self, FileError> {
+    fn open_as(path: &Path, new: New) -> Result<Self, FileError> {
         let unusable = |what| FileError::Unusable { path: path.to_owned(), what };
         let path = match fs::canonicalize(path) {
             Ok(path) => path,
@@ -140,6 +152,20 @@ impl Kept {
         }
         let text = Some(read(&path)?);
         Ok(Self { path, text, access: Access::Mode(meta.permissions().mode() & 0o7777) })
+    }
+
+    /// Reads the file of a project, which no link leads out of the project in `dir`.
+    pub(in crate::cli) fn open_within(dir: &Path, path: &Path) -> Result<Self, FileError> {
+        let kept = Self::open_as(path, New::Shared)?;
+        // Of one that there is none of, the folders that are there; the rest would be made.
+        let mut there = kept.path.ancestors().filter(|path| fs::symlink_metadata(path).is_ok());
+        let there = there.next().unwrap_or(dir);
+        let find = |path: &Path| fs::canonicalize(path).map_err(FileError::io("find", path));
+        let target = find(there)?;
+        if !target.starts_with(find(dir)?) {
+            return Err(FileError::Outside { path: path.to_owned(), target });
+        }
+        Ok(kept)
     }
 
     /// Where the copy is, or would be.
@@ -281,6 +307,36 @@ mod tests {
         assert_eq!(mode(&target), 0o664);
         let backup = dir.path().join("dotfiles.json.before-commsd");
         assert_eq!((fs::read_to_string(&backup).unwrap().as_str(), mode(&backup)), ("old", 0o664));
+    }
+
+    #[test]
+    fn no_link_leads_out_of_a_project() {
+        let home = tempfile::tempdir().unwrap();
+        let [project, other] = ["p", "p2"].map(|name| home.path().join(name));
+        fs::create_dir(&project).unwrap();
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("mine.json"), "{}").unwrap();
+        symlink("../p2/mine.json", project.join("out.json")).unwrap();
+        symlink("../p2", project.join("folder")).unwrap();
+        symlink("../nowhere", project.join("dangling")).unwrap();
+        let open = |name: &str| Kept::open_within(&project, &project.join(name));
+        for name in ["out.json", "folder/mine.json", "folder/new.json"] {
+            let error = open(name).unwrap_err();
+            assert_eq!(error.code(), "file_outside", "{name}");
+            let said = error.to_string();
+            assert!(said.contains(name) && said.contains("/p2"), "{said}");
+        }
+        assert_eq!(open("dangling/new.json").unwrap_err().code(), "file_io");
+        // Within it, links are followed, and so is one to the project itself.
+        fs::create_dir(project.join("real")).unwrap();
+        fs::write(project.join("real/in.json"), "{}").unwrap();
+        symlink("real/in.json", project.join("in.json")).unwrap();
+        symlink("p", home.path().join("link")).unwrap();
+        for name in ["in.json", "real/new.json", "new/new.json"] {
+            assert!(open(name).is_ok(), "{name}");
+        }
+        let linked = home.path().join("link");
+        assert!(Kept::open_within(&linked, &linked.join("real/in.json")).is_ok());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Our entry in a JSON file that people edit: comments and trailing commas are read as the harnesses
 //! read them. The parser says where things are; what is not the entry is never written anew.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use jsonc_parser::ast::{Object, ObjectProp, Value};
@@ -29,6 +30,35 @@ const INDENT: &str = "  ";
 
 fn container_name(format: Format) -> &'static str {
     if format == Format::OpenCode { "mcp" } else { "mcpServers" }
+}
+
+/// The text as the parser takes it, every byte in its place: escapes of half a surrogate pair, which
+/// JavaScript writes for a text that was cut, are other characters in it.
+fn readable(text: &str) -> Cow<'_, str> {
+    const ESCAPE: usize = r"\u0000".len();
+    let unit = |at: usize| {
+        let digits = text.get(at..at + ESCAPE)?.strip_prefix(r"\u")?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    let mut readable = Cow::Borrowed(text);
+    let mut at = 0;
+    while let Some(found) = memchr::memchr(b'\\', &text.as_bytes()[at..]) {
+        at += found;
+        at += match (unit(at), unit(at + ESCAPE)) {
+            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => 2 * ESCAPE,
+            (Some(0xd800..=0xdfff), _) => {
+                readable.to_mut().replace_range(at..at + ESCAPE, r"\ufffd");
+                ESCAPE
+            }
+            (Some(_), _) => ESCAPE,
+            // The backslash, and what it stands before.
+            (None, _) => 2,
+        };
+        if at >= text.len() {
+            break;
+        }
+    }
+    readable
 }
 
 /// The outermost object; none in a text of blanks and comments.
@@ -77,7 +107,8 @@ fn with_value<T>(
     look: impl FnOnce(&str, &Value<'_>) -> T,
 ) -> Result<Option<T>, EditError> {
     let (_, text) = split_bom(text);
-    let root = root(text)?;
+    let readable = readable(text);
+    let root = root(&readable)?;
     let Some(object) = container(root.as_ref(), format)? else { return Ok(None) };
     Ok(member(object, NAME)?.map(|entry| look(text, &entry.value)))
 }
@@ -110,7 +141,7 @@ pub(super) fn find(format: Format, text: &str) -> Result<Option<Entry>, EditErro
 
 pub(super) fn has_container(format: Format, text: &str) -> Result<bool, EditError> {
     let (_, text) = split_bom(text);
-    Ok(container(root(text)?.as_ref(), format)?.is_some())
+    Ok(container(root(&readable(text))?.as_ref(), format)?.is_some())
 }
 
 pub(super) fn piece(format: Format, text: &str) -> Result<Option<String>, EditError> {
@@ -145,7 +176,8 @@ pub(super) fn set_program(format: Format, text: &str, program: &str) -> Result<S
 pub(super) fn insert(format: Format, text: &str, piece: &str) -> Result<String, EditError> {
     let (bom, text) = split_bom(text);
     let (name, nl) = (container_name(format), newline(text));
-    let root = root(text)?;
+    let readable = readable(text);
+    let root = root(&readable)?;
     let unit = root.as_ref().and_then(|root| indent_of_members(text, root)).unwrap_or(INDENT);
     let entry = format!("\"{NAME}\": {piece}");
     let new = match (&root, container(root.as_ref(), format)?) {
@@ -177,7 +209,8 @@ pub(super) fn remove(
     let (bom, text) = split_bom(text);
     let name = container_name(format);
     let mut text = {
-        let root = root(text)?;
+        let readable = readable(text);
+        let root = root(&readable)?;
         match container(root.as_ref(), format)? {
             Some(object) => without(text, object, NAME),
             None => text.to_owned(),
@@ -185,7 +218,8 @@ pub(super) fn remove(
     };
     if with_container {
         let emptied = {
-            let root = root(&text)?;
+            let readable = readable(&text);
+            let root = root(&readable)?;
             match (&root, container(root.as_ref(), format)?) {
                 (Some(root), Some(object)) if is_bare(&text, object) => {
                     Some(without(&text, root, name))

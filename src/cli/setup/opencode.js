@@ -2,12 +2,21 @@
 // commsd): what is urgent with the result of a tool, the rest when the session is idle; an idle session
 // is woken by what comes later. `commsd setup opencode` writes this file, `--remove` takes it back.
 import { spawn } from "node:child_process";
+import { setTimeout as sleep } from "node:timers/promises";
 
 const COMMAND = __COMMAND__;
 // How long a hook may take while OpenCode waits for it; one that waits for messages; text from a hook.
 const PATIENCE_MS = 5_000;
 const WAIT_SECS = 6 * 3600;
 const MAX_TEXT = 64 * 1024;
+// How a hook that has waited says that a message has come: by this exit code, and a text on stderr that
+// begins so. Programs that cannot run say other things, some of them with the same code.
+const WAKES = 2;
+const MARK = "📬";
+// Pause after a hook that failed, which doubles; after so many in a row none waits any more, until one
+// has run that brings what there is.
+const PAUSE_MS = 5_000;
+const MAX_FAILURES = 5;
 // Sessions whose parents are remembered.
 const MAX_SESSIONS = 256;
 
@@ -38,23 +47,27 @@ function hook(told, extra = [], started = () => {}) {
   });
 }
 
-// The text that a hook has for the model, if any.
-async function brought(event, session, active) {
-  const told = { hook_event_name: event, session_id: session, stop_hook_active: active };
-  const { code, out } = await hook(told);
-  try {
-    const { reason } = code === 0 ? JSON.parse(out) : {};
-    return typeof reason === "string" ? reason : "";
-  } catch {
-    return "";
-  }
-}
-
 export const Commsd = async ({ client }) => {
   const parents = new Map();
   // Sessions that go on because of a message.
   const woken = new Set();
   let waiting;
+  // Hooks that have failed one after the other.
+  let failures = 0;
+
+  // The text that a hook has for the model, if any.
+  const brought = async (event, session, active) => {
+    const told = { hook_event_name: event, session_id: session, stop_hook_active: active };
+    const { code, out } = await hook(told);
+    if (code !== 0) return "";
+    failures = 0;
+    try {
+      const { reason } = JSON.parse(out);
+      return typeof reason === "string" ? reason : "";
+    } catch {
+      return "";
+    }
+  };
 
   // A session that a model has begun for a part of its work: messages are not for it.
   const isHelper = async (session) => {
@@ -73,19 +86,27 @@ export const Commsd = async ({ client }) => {
     client.session.prompt({ path: { id: session }, body }).catch(() => woken.delete(session));
   };
   const stopWaiting = () => {
-    waiting?.kill();
+    waiting?.abort();
     waiting = undefined;
   };
   const wait = async (session) => {
     stopWaiting();
-    let mine;
+    const { signal } = (waiting = new AbortController());
     const told = { hook_event_name: "Stop", session_id: session };
-    const { code, err } = await hook(told, ["--wait", String(WAIT_SECS)], (child) => {
-      waiting = mine = child;
-    });
-    if (waiting !== mine) return;
-    waiting = undefined;
-    if (code === 2 && err.trim()) goOn(session, err.trim());
+    while (failures < MAX_FAILURES) {
+      const { code, err } = await hook(told, ["--wait", String(WAIT_SECS)], (child) => {
+        signal.addEventListener("abort", () => child.kill(), { once: true });
+      });
+      if (signal.aborted) return;
+      const text = err.trim();
+      const came = code === WAKES && text.startsWith(MARK);
+      if (came || code === 0) failures = 0;
+      if (came) goOn(session, text);
+      if (came || code === 0) return;
+      const pause = PAUSE_MS * 2 ** failures++;
+      await sleep(pause, undefined, { signal, ref: false }).catch(() => {});
+      if (signal.aborted) return;
+    }
   };
   process.on("exit", stopWaiting);
 

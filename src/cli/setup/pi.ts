@@ -17,6 +17,8 @@ const PROTOCOL = "2025-06-18";
 // How long the server may take to greet and to list its tools, while pi waits; to end.
 const START_MS = 5_000;
 const END_MS = 2_000;
+// How long a call may take: more than a task that is delegated is waited for.
+const CALL_MS = 15 * 60_000;
 // Pause before the server is started again; it doubles, until one has lasted.
 const PAUSE_MS = 500;
 const MAX_PAUSE_MS = 60_000;
@@ -100,7 +102,7 @@ class Server {
     if (stdin.writableLength > MAX_LINE) this.kill();
   }
 
-  // Asks; `signal` takes the question back.
+  // Asks; `signal` takes the question back, and so does time.
   async request(method, params, signal) {
     signal?.throwIfAborted();
     if (this.calls.size >= MAX_CALLS) throw new Error("too many calls of commsd are under way");
@@ -108,13 +110,16 @@ class Server {
     return await new Promise((resolve, reject) => {
       const done = (settle) => (value) => {
         this.calls.delete(id);
+        clearTimeout(late);
         signal?.removeEventListener("abort", cancel);
         settle(value);
       };
-      const cancel = () => {
+      const giveUp = (why) => {
         this.write({ method: "notifications/cancelled", params: { requestId: id } });
-        this.calls.get(id)?.reject(new Error("cancelled"));
+        this.calls.get(id)?.reject(new Error(why));
       };
+      const cancel = () => giveUp("cancelled");
+      const late = setTimeout(() => giveUp("commsd has not answered in time"), CALL_MS);
       this.calls.set(id, { resolve: done(resolve), reject: done(reject) });
       signal?.addEventListener("abort", cancel, { once: true });
       this.write({ id, method, params });

@@ -409,10 +409,11 @@ impl Node {
         now: Now,
     ) -> Result<CommandResult, CommandError> {
         let name = match name {
-            Some(name) => Some(names::own(&name).map(str::to_owned).ok_or_else(|| {
+            Some(name) => Some(names::of_agent(&name).map(str::to_owned).ok_or_else(|| {
                 CommandError::new(
                     "invalid_name",
-                    "an agent name has 1 to 64 characters, something to see and no hidden characters",
+                    "an agent name has 1 to 64 characters, something to see and no hidden characters, \
+                     and does not read as an id (8 hex digits or more, and nothing else)",
                 )
             })?),
             None => None,

@@ -240,7 +240,8 @@ function showTalk() {
     show("messages", []);
     return;
   }
-  $("talk-about").replaceChildren(talk.room ? "Room " : "With ", words(talk.name), ` ${short(talk.agent ?? "")}`);
+  $("talk-about").replaceChildren(talk.room ? "Room " : "With ", words(talk.name), ` ${short(talk.agent)}`,
+    talk.to ? "(who that is turns out when you write)" : "");
   const list = $("messages");
   const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
   show("messages", known.messages.map((message) => make("li", null,
@@ -265,16 +266,29 @@ async function join(room) {
   await open({ room: joined.path, name: joined.name });
 }
 
+/** What a conversation shows next: what follows the last message that is shown, or the newest anew. */
+async function nextMessages(room, shown) {
+  const last = shown.at(-1);
+  if (last?.seq > 0) {
+    // With that one, by which it is seen whether its number is still its own: numbers begin again.
+    const since = last.seq - 1;
+    const { messages, more } = await ask("room.history", { room, limit: SHOWN, since });
+    if (!more && messages[0]?.id === last.id) return [...shown, ...messages.slice(1)].slice(-SHOWN);
+  }
+  return (await ask("room.history", { room, limit: SHOWN })).messages;
+}
+
 /** Fetches what the conversation has that is not shown yet. */
 async function readTalk() {
   const talk = known.talk;
-  if (!talk) return showTalk();
-  const since = known.messages.at(-1)?.seq;
+  // Nobody knows yet whom a typed name means, so there is nothing to fetch.
+  if (!talk || talk.to) return showTalk();
+  const shown = known.messages;
   try {
-    const history = await ask("room.history", { room: talk.room ?? talk.agent, limit: SHOWN, since });
+    const messages = await nextMessages(talk.room ?? talk.agent, shown);
     // Meanwhile another one may have been chosen, or this one been read.
-    if (known.talk !== talk || known.messages.at(-1)?.seq !== since) return;
-    known.messages = [...known.messages, ...history.messages].slice(-SHOWN);
+    if (known.talk !== talk || known.messages !== shown) return;
+    known.messages = messages;
   } catch (error) {
     // With an agent that was never written to there is none.
     if (talk.room) throw error;
@@ -322,10 +336,14 @@ function soon() {
 
 $("say").addEventListener("submit", (event) => {
   event.preventDefault();
-  const { room, agent } = known.talk;
+  const talk = known.talk;
+  const { room, agent, to } = talk;
   const text = $("say-text").value;
   act(event.submitter, async () => {
-    const sent = await (room ? ask("send", { room, text }) : ask("dm.send", { agent, text }));
+    const sent = await (room ? ask("send", { room, text }) : ask("dm.send", { agent: agent ?? to, text }));
+    // The daemon has found out whom the typed name means; from now on it is that one.
+    const [found] = sent.deliveries;
+    if (to && found && known.talk === talk) known.talk = { agent: found.agent, name: found.agentName ?? to };
     $("say-text").value = "";
     const waiting = sent.deliveries.filter((delivery) => !["delivered", "read"].includes(delivery.status));
     const state = (delivery) => `For ${delivery.agentName ?? short(delivery.agent)} it ${fate(delivery.status)}`.replace(/:$/, "");
@@ -352,8 +370,8 @@ $("write").addEventListener("submit", (event) => {
   event.preventDefault();
   act(event.submitter, async () => {
     const to = $("write-to").value;
-    const found = known.agents.find((agent) => agent.id === to || agent.name === to);
-    await open({ agent: found?.id ?? to, name: found?.name ?? to });
+    // The daemon says whom that means: it knows petnames, and what is ambiguous.
+    await open({ to, name: to });
     $("write-to").value = "";
   });
 });
