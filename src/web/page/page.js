@@ -71,6 +71,12 @@ const short = (id) => (id ?? "").slice(0, 12);
 const roomName = (path) => (path ?? "").split("/").slice(1).join("/");
 const time = (iso) => new Date(iso).toLocaleString();
 const who = (name, id) => make("span", null, words(name ?? "somebody"), ` ${short(id)}`);
+/** What sets whoever writes or asks apart from the agents of one's own user on this machine. */
+function whose({ fromMachine, fromUser }) {
+  if (fromMachine) return [" (on machine ", words(fromMachine), ")"];
+  if (!fromUser) return [];
+  return [fromUser === "other" ? " (another user's)" : " (whose it is, nobody can say)"];
+}
 const button = (text, key, click, label) => {
   const made = make("button", { type: "button", key }, text);
   if (label) made.setAttribute("aria-label", label);
@@ -147,21 +153,21 @@ function tell(event) {
   const agent = who(event.agentName, event.agent);
   switch (event.type) {
     case "dm":
-      return [who(event.fromName, event.message.from), " wrote:", make("p", { class: "said" }, words(event.message.content))];
+      return [who(event.fromName, event.message.from), ...whose(event), " wrote:", make("p", { class: "said" }, words(event.message.content))];
     case "room_message":
-      return [who(event.fromName, event.message.from), " in ", room(event.message.room), ":",
+      return [who(event.fromName, event.message.from), ...whose(event), " in ", room(event.message.room), ":",
         make("p", { class: "said" }, words(event.message.content))];
     case "room_invite":
-      return [who(event.fromName, event.from), " invites you to ", room(event.room)];
+      return [who(event.fromName, event.from), ...whose(event), " invites you to ", room(event.room)];
     case "room_join_request":
       // The path of a conversation has both ids in it.
       return event.room.includes("+")
-        ? [who(event.requesterName, event.requesterId), " asks to write to you"]
-        : [who(event.requesterName, event.requesterId), " asks to join ", room(event.room)];
+        ? [who(event.requesterName, event.requesterId), ...whose(event), " asks to write to you"]
+        : [who(event.requesterName, event.requesterId), ...whose(event), " asks to join ", room(event.room)];
     case "connection_request":
       return ["The machine ", who(event.name, event.peerId), " asks to connect"];
     case "capability_request":
-      return [who(event.requesterName, event.requesterDevice), " asks for ", words(event.capability), " on ", words(event.scopePath)];
+      return [who(event.requesterName, event.requesterDevice), ...whose(event), " asks for ", words(event.capability), " on ", words(event.scopePath)];
     case "capability_outcome":
       return event.accepted
         ? ["You have ", words(event.capability), " on ", words(event.scopePath)]
@@ -213,7 +219,7 @@ function showAsks(asks, approvals) {
     // On permissions and machines the machine's user decides, on the rest the agent that is asked.
     const as = asked.kind === "capability" || asked.kind === "mesh" ? "operator" : "agent";
     const name = asked.requesterName ?? short(asked.requester);
-    return make("li", null, who(asked.requesterName, asked.requester), " ", ...wanted(asked),
+    return make("li", null, who(asked.requesterName, asked.requester), ...whose(asked), " ", ...wanted(asked),
       make("p", { class: "quiet" }, `since ${time(asked.at)}, full id ${asked.requester}`),
       make("p", { class: "row" },
         button("Yes", `yes ${asked.id}`, () => ask("accept", { id: asked.id }, as), `Yes to ${name}`),
