@@ -261,7 +261,8 @@ mod tests {
     #[test]
     fn foreign_files_stay() {
         assert_eq!(protocol_guide(Some("# Mine\n")), Change::Foreign);
-        assert!(matches!(protocol_guide(Some(" \n")), Change::Write(_)));
+        assert_eq!(protocol_guide(Some("\n")), Change::Foreign);
+        assert!(matches!(protocol_guide(Some("")), Change::Write(_)));
         assert_eq!(skill(&SKILLS[0], Some("# Mine\n")), Change::Foreign);
         assert_eq!(command(&COMMANDS[0], Some("# Mine\n")), Change::Foreign);
         assert!(matches!(command(&COMMANDS[0], Some("echoes_activate_vault")), Change::Write(_)));
