@@ -700,7 +700,7 @@ fn show_pending(list: &PendingList) -> String {
 fn show_answered(answered: &Answered) -> String {
     let verb = if answered.accepted { "accepted" } else { "rejected" };
     let request = &answered.request;
-    fields(&[
+    let mut rows = vec![
         (verb, request.id.clone()),
         ("kind", request.kind.to_string()),
         (
@@ -708,7 +708,11 @@ fn show_answered(answered: &Answered) -> String {
             device(request.requester_name.as_deref(), &request.requester) + &asker(request),
         ),
         ("for", wanted(request)),
-    ])
+    ];
+    if answered.accepted && request.kind == PendingKind::Mesh {
+        rows.push(("until", "this daemon ends; the machine then has to ask again".into()));
+    }
+    fields(&rows)
 }
 
 fn show_inbox(inbox: &Inbox) -> String {

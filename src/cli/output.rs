@@ -256,6 +256,9 @@ pub(super) fn event_text(event: &Event) -> String {
                 reason => format!("you are in {}: {reason}", room()),
             }
         }
+        "join_outcome" if member("code") == "destroyed" => {
+            format!("{} is no more: {}", room(), member("reason"))
+        }
         "join_outcome" => format!("you are not let into {}: {}", room(), member("reason")),
         "capability_request" => format!(
             "{} asks for \"{}\" on {} (request {})",
@@ -274,11 +277,13 @@ pub(super) fn event_text(event: &Event) -> String {
             member("code"),
             member("reason")
         ),
-        "connection_request" => format!(
-            "machine {} (fingerprint {}) asks to be let in",
-            who("peerId", "name"),
-            member("fingerprint")
-        ),
+        "connection_request" => {
+            let machine = who("peerId", "name");
+            match member("fingerprint") {
+                none if none.is_empty() => format!("machine {machine} asks to be let in"),
+                given => format!("machine {machine} (fingerprint {given}) asks to be let in"),
+            }
+        }
         kind => {
             let rest = event.body.iter().filter(|(name, _)| *name != "type");
             rest.fold(kind.to_owned(), |line, (name, value)| {
@@ -342,6 +347,16 @@ mod tests {
         let read = event(json!({"seq": 7, "type": "messages_read", "messageIds": ["m", "n"],
             "agent": id, "agentName": "ann"}));
         assert_eq!(event_text(&read), "7  2 messages read by \"ann\" abababababab\n");
+        let ended = event(json!({"seq": 8, "type": "join_outcome", "room": "ab/general",
+            "accepted": false, "code": "destroyed", "reason": "its owner has ended the room"}));
+        let shown = event_text(&ended);
+        assert!(shown.ends_with("is no more: its owner has ended the room\n"), "{shown}");
+        let machine = |fingerprint: &str| {
+            event_text(&event(json!({"seq": 9, "type": "connection_request", "peerId": id,
+                "name": "ann", "fingerprint": fingerprint})))
+        };
+        assert_eq!(machine(""), "9  machine \"ann\" abababababab asks to be let in\n");
+        assert!(machine("ab:cd").contains(" (fingerprint ab:cd) asks "));
         let unknown = event(json!({"seq": 6, "type": "new_thing", "a": "x\ny", "b": 2}));
         assert_eq!(event_text(&unknown), "6  new_thing a=x\\u{a}y b=2\n");
         // Whoever an event is about is named.

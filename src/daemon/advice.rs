@@ -16,6 +16,7 @@ pub(super) fn todo(code: &str) -> Option<&'static str> {
             "list_agents, or `commsd agents`, lists the agents; a hidden one is named by its full id"
         }
         "join_refused" => "ask the owner for an invitation",
+        "nobody_to_remove" => "nothing to do; `commsd room members ROOM` lists who is in it",
         "already_member" => "nothing to do; `commsd room members ROOM` lists who is in it",
         "room_full" => "its owner can put somebody out, or make another room",
         "own_room" => "leave_room, or `commsd room leave ROOM`; destroy_room ends it for all",

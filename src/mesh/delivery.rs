@@ -143,13 +143,17 @@ impl Mailbox {
                 Some(dropped) => {
                     self.bytes -= dropped.bytes;
                     self.losses.events.push(dropped.seq);
+                    if let Some(key) = dropped.event.question_key() {
+                        // Not acknowledged: it may be shown again.
+                        self.forget(&key);
+                    }
                 }
                 None => return Err(MailboxFull),
             }
         }
         let seq = self.next_seq;
         self.next_seq += 1;
-        if let Some(key) = event.message_key() {
+        if let Some(key) = event.message_key().or_else(|| event.question_key()) {
             self.note_seen(seq, key);
         }
         self.bytes += bytes;
@@ -182,7 +186,17 @@ impl Mailbox {
         }
     }
 
-    /// Whether this message was taken before (decision 1: by ids, never by history).
+    /// A question is over: asked again, it is another one. True when it had been acknowledged.
+    pub fn forget(&mut self, key: &(DeviceId, String)) -> bool {
+        if !self.seen.remove(key) {
+            return false;
+        }
+        let at = self.seen_order.iter().position(|(_, held)| held == key);
+        let forgotten = at.and_then(|at| self.seen_order.remove(at));
+        forgotten.is_some_and(|(seq, _)| seq <= self.acknowledged)
+    }
+
+    /// Whether this message or question was taken before (decision 1: by ids, never by history).
     #[must_use]
     pub fn has_seen(&self, key: &(DeviceId, String)) -> bool {
         self.seen.contains(key)

@@ -168,13 +168,14 @@ pub enum DeliveryEvent {
         requester_id: DeviceId,
     },
     /// Ours, never on the wire: how a join ended that the owner took time to decide; or that an agent
-    /// is in a room by another name, or in another room, without its own doing.
+    /// is in a room by another name, or in another room, without its own doing; or that a room it was
+    /// in is no more.
     JoinOutcome {
         /// Room path.
         room: String,
         /// Let in or not.
         accepted: bool,
-        /// Why not, or why without its doing (`moved`, `renamed`).
+        /// Why not, or why without its doing (`moved`, `renamed`, `destroyed`).
         #[serde(default, skip_serializing_if = "String::is_empty")]
         code: String,
         /// The owner's words, or what has changed.
@@ -241,6 +242,25 @@ impl DeliveryEvent {
             Self::Dm { message } => Some(&message.id),
             _ => None,
         }
+    }
+
+    /// Who asks, and what, of questions that are asked again after each start of the daemon: what
+    /// deduplication goes by until they are answered. No message has such an id.
+    #[must_use]
+    pub fn question_key(&self) -> Option<(DeviceId, String)> {
+        match self {
+            Self::ConnectionRequest { peer_id, .. } => Some(Self::connection_key(*peer_id)),
+            Self::CapabilityRequest { requester_device, request_id, .. } => {
+                Some((*requester_device, format!("capability {request_id}")))
+            }
+            _ => None,
+        }
+    }
+
+    /// The question of a machine that asks to be let in.
+    #[must_use]
+    pub fn connection_key(peer: DeviceId) -> (DeviceId, String) {
+        (peer, "connection".to_owned())
     }
 
     /// Author and id of a carried message.

@@ -46,15 +46,16 @@ pub enum Record {
         /// Up to and including.
         seq: u64,
     },
-    /// A message that an agent has acknowledged: it is not shown again.
+    /// A message, or a question that is not answered, that an agent has acknowledged: it is not shown
+    /// again.
     Seen {
         /// Whose.
         agent: DeviceId,
         /// Number of the event that carried it.
         seq: u64,
-        /// Author.
+        /// Author, or who asks.
         author: DeviceId,
-        /// Hex message id.
+        /// Hex message id, or the question's.
         message: String,
     },
     /// Messages seen so long ago that nobody sends them again.

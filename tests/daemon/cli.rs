@@ -809,6 +809,15 @@ async fn tables_fit_a_terminal() {
     let answered = json!({"request": request, "accepted": true});
     let ran = served(&mut bench, &["accept", "--as", "a", "7"], |_| Ok(answered.clone())).await;
     fits(&ran);
+    assert!(!ran.stdout.contains("until"), "{}", ran.stdout);
+    let machine = json!({"id": "8", "kind": "mesh", "requester": id, "requesterName": "far",
+        "at": "2026-11-29T21:51:37.991Z"});
+    for (accepted, verb) in [(true, "accept"), (false, "reject")] {
+        let answered = json!({"request": machine, "accepted": accepted});
+        let ran = served(&mut bench, &[verb, "8"], |_| Ok(answered.clone())).await;
+        fits(&ran);
+        assert_eq!(ran.stdout.contains("this daemon ends"), accepted, "{}", ran.stdout);
+    }
     let path = format!("{id}/general");
     let rooms = json!({"rooms": [{"path": path, "name": "general", "type": "secret", "owner": id,
         "description": "x".repeat(200), "members": 3, "joined": true}]});

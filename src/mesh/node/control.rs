@@ -164,7 +164,8 @@ impl Node {
         let Some(device) = self.devices.remove(&id) else { return };
         if let Some(mut agent) = device.agent {
             for (decision_id, decision) in std::mem::take(&mut agent.decisions) {
-                if !agent.ephemeral {
+                // A daemon that stops takes up again what its agents have been asked.
+                if !agent.ephemeral && self.shutting_down.is_none() {
                     self.keep(Record::AskedDone { agent: id, id: decision_id });
                 }
                 for to in decision.waiters {
@@ -189,8 +190,8 @@ impl Node {
 
     // --- decisions of agents ----------------------------------------------------------------------------
 
-    /// Puts a request before the agent. A repeated request asks again, and one decision answers
-    /// all that wait for it.
+    /// Puts a request before the agent. A repeated request waits for the same decision, and is not
+    /// shown anew: the first one is in the mailbox, or has been acknowledged.
     pub(super) fn ask_agent(
         &mut self,
         local: DeviceId,
@@ -244,7 +245,9 @@ impl Node {
             self.release_waiter(over);
             self.answer(over, too_many(), now);
         }
-        self.show(local, event, now);
+        if new {
+            self.show(local, event, now);
+        }
         Answer::Later
     }
 
@@ -487,6 +490,7 @@ impl Node {
     ) -> Option<CommandResult> {
         let decision = self.mesh_decisions.remove(id)?;
         let remote = decision.requester;
+        self.forget_question(&DeliveryEvent::connection_key(remote));
         for to in decision.waiters {
             let outcome = if accept {
                 ok()

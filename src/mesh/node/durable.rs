@@ -159,6 +159,13 @@ impl Node {
         }
     }
 
+    /// Has an agent written anew, for a change that no record says by itself.
+    pub(super) fn keep_everything_of(&mut self, agent: DeviceId) {
+        if self.durable.on {
+            self.durable.anew.insert(agent);
+        }
+    }
+
     /// Has a message stored that waits for its recipient.
     pub(super) fn keep_queued(
         &mut self,

@@ -15,7 +15,7 @@ use super::super::wire::scope::Scope;
 use super::requests::{error, ok};
 use super::rooms::MAX_RECEIPT_IDS;
 use super::{
-    Answer, AnswerTo, HandOver, MessageRequest, Node, Op, OpId, OutRequest, Outcome, Output,
+    Agent, Answer, AnswerTo, HandOver, MessageRequest, Node, Op, OpId, OutRequest, Outcome, Output,
     Purpose, Stored,
 };
 use crate::codec::cbor::Value;
@@ -109,12 +109,28 @@ impl Node {
 
     /// An event that nobody waits for; a full mailbox drops it.
     pub(super) fn show(&mut self, agent: DeviceId, event: DeliveryEvent, now: Now) {
-        // A question is never given up to make room: one that still waits is not put again.
-        if event.is_question() && self.agent(&agent).is_some_and(|a| a.mailbox.holds(&event)) {
+        // A question is never given up to make room: one that still waits is not put again, nor one
+        // that has been acknowledged and not answered.
+        let known = |held: &Agent| {
+            held.mailbox.holds(&event)
+                || event.question_key().is_some_and(|key| held.mailbox.has_seen(&key))
+        };
+        if event.is_question() && self.agent(&agent).is_some_and(known) {
             return;
         }
         // Full is logged where it is found; news are what a full mailbox gives up first.
         let _full_mailbox_has_been_logged = self.push_event(agent, event, None, now);
+    }
+
+    /// A question to our agents is over: asked again, it is shown again.
+    pub(super) fn forget_question(&mut self, key: &(DeviceId, String)) {
+        let agents: Vec<DeviceId> =
+            self.agent_ids().into_iter().chain(self.parked.keys().copied()).collect();
+        for agent in agents {
+            if self.kept_agent_mut(&agent).is_some_and(|held| held.mailbox.forget(key)) {
+                self.keep_everything_of(agent);
+            }
+        }
     }
 
     fn commit(&mut self, records: Vec<Record>, stored: Stored) {
@@ -155,11 +171,16 @@ impl Node {
             return;
         }
         let up_to = held.mailbox.acknowledged();
+        // A question that is over meanwhile is forgotten: asked again, it is another one.
+        let seen = released.iter().filter_map(|numbered| {
+            let event = &numbered.event;
+            let key = event.message_key().or_else(|| event.question_key())?;
+            held.mailbox.has_seen(&key).then_some((numbered.seq, key))
+        });
+        let seen: Vec<_> = seen.collect();
         self.keep(Record::Acknowledged { agent, seq: up_to });
-        for numbered in &released {
-            if let Some((author, message)) = numbered.event.message_key() {
-                self.keep(Record::Seen { agent, seq: numbered.seq, author, message });
-            }
+        for (seq, (author, message)) in seen {
+            self.keep(Record::Seen { agent, seq, author, message });
         }
         // Acknowledged is as good as stored: whoever waits need not wait for the store.
         let early: Vec<Ticket> = self

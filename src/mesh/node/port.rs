@@ -375,6 +375,7 @@ impl Node {
         if self.shutting_down.is_some() {
             return;
         }
+        self.shutting_down = Some(now.mono + SUCCESSOR_ANSWER_MS);
         for agent in self.agent_ids() {
             self.say_offline(agent, now);
         }
@@ -392,7 +393,6 @@ impl Node {
             _ => None,
         };
         self.formation.set_port(PortState::Off);
-        self.shutting_down = Some(now.mono + SUCCESSOR_ANSWER_MS);
         self.beacon_at = u64::MAX;
         self.gossip_at = u64::MAX;
         match successor {

@@ -42,6 +42,8 @@ const ROOM_RECORD: &str = "x-commsd-room";
 const MOVED: &str = "moved";
 /// See [`MOVED`].
 const RENAMED: &str = "renamed";
+/// Code of a `join_outcome`, not accepted, that no join has brought: the room is no more.
+const DESTROYED: &str = "destroyed";
 /// How long a send waits for its recipients before it is answered "accepted" for those that are
 /// silent: many times what a busy one takes, and little enough for whoever waits.
 const SEND_PATIENCE_MS: u64 = 2_000;
@@ -320,6 +322,8 @@ impl Node {
         if self.record(&device).is_some_and(|record| record.visibility == Visibility::Ghost) {
             return;
         }
+        // Agents of a daemon that stops go, and come back, together: that is no news among them.
+        let together = self.shutting_down.is_some() && self.is_hosted(&device);
         let shared: Vec<(RoomPath, Vec<DeviceId>)> = self
             .replica
             .rooms()
@@ -327,7 +331,7 @@ impl Node {
             .map(|(path, room)| (path.clone(), room.members.clone()))
             .collect();
         for (path, members) in shared {
-            for agent in members.iter().filter(|member| **member != device) {
+            for agent in members.iter().filter(|member| !together && **member != device) {
                 self.show_member_status(*agent, &path, device, status, now);
             }
             let event =
@@ -1189,12 +1193,11 @@ impl Node {
             params.push(("room-state", room_state(room)));
         }
         if let Some(record) = self.record(&agent) {
+            // As in records: where our agents work is for our own user's to know.
+            let cwd = self.is_of_our_user(&invitee).then(|| record.cwd.clone()).unwrap_or_default();
             params.push((
                 "inviter-agent",
-                Value::map([
-                    ("name", Value::Text(record.name.clone())),
-                    ("cwd", Value::Text(record.cwd.clone())),
-                ]),
+                Value::map([("name", Value::Text(record.name.clone())), ("cwd", Value::Text(cwd))]),
             ));
         }
         let request = OutRequest {
@@ -1240,8 +1243,19 @@ impl Node {
         if member == agent {
             return Err(CommandError::new("own_room", "leave or destroy your own room instead"));
         }
+        let known = self
+            .replica
+            .room(path)
+            .is_some_and(|room| room.is_member(&member) || room.is_invited(&member));
+        // Whoever is not in it as we know may be as another member knows, or come by itself.
         self.replica.note_owner_leave(path, member);
         self.put_out(agent, member, path, now);
+        if !known {
+            return Err(CommandError::new(
+                "nobody_to_remove",
+                "that agent is not in the room, nor invited to it; should it come, you will be asked",
+            ));
+        }
         Ok(CommandResult::Room(path.clone()))
     }
 
@@ -1264,20 +1278,33 @@ impl Node {
         let told: Vec<DeviceId> = room.members.iter().chain(&room.invited).copied().collect();
         self.broadcast_to(agent, &message, now, |_, remote| public || told.contains(remote));
         self.replica.remove_room(path);
-        self.room_gone(path, now);
+        self.room_gone(path, &room.members, now);
         self.drop_questions_about(agent, path, now);
         self.give_up_token(agent, path);
         self.advert_changed(&agent, now);
         Ok(CommandResult::Done)
     }
 
-    /// A room is no more: our agents in it lose token, history and subscription.
-    pub(super) fn room_gone(&mut self, path: &RoomPath, now: Now) {
+    /// A room is no more: our agents lose token, history and subscription, and those who were in it
+    /// are told (as the reference does not).
+    pub(super) fn room_gone(&mut self, path: &RoomPath, members: &[DeviceId], now: Now) {
         self.replica.remove_room_history(path);
         for agent in self.agent_ids() {
             self.unsubscribe(agent, path, now);
-            if path.owner() != Some(agent) {
-                self.give_up_token(agent, path);
+            if path.owner() == Some(agent) {
+                continue;
+            }
+            self.give_up_token(agent, path);
+            // One that is just leaving hears what became of that.
+            let leaving = self.agent(&agent).is_some_and(|held| held.leaving.contains(path));
+            if members.contains(&agent) && !leaving {
+                let event = DeliveryEvent::JoinOutcome {
+                    room: path.to_string(),
+                    accepted: false,
+                    code: DESTROYED.to_owned(),
+                    reason: "its owner has ended the room".to_owned(),
+                };
+                self.show(agent, event, now);
             }
         }
     }

@@ -218,9 +218,11 @@ impl Node {
             Patch::RoomUpsert { room } => self.room_stated(room, speaker, now),
             Patch::RoomDelete { room_id } => {
                 let Ok(path) = RoomPath::parse(&room_id) else { return Answer::Now(ok()) };
+                let room = self.replica.room(&path);
+                let members = room.map(|room| room.members.clone()).unwrap_or_default();
                 match self.replica.merge_room_delete(&path, speaker) {
                     Merge::Refused(reason) => self.refuse(speaker.device, "room_delete", reason),
-                    Merge::Changed => self.room_gone(&path, now),
+                    Merge::Changed => self.room_gone(&path, &members, now),
                     Merge::Unchanged => {}
                 }
             }

@@ -18,8 +18,8 @@ use commsd::mesh::wire::room_path::RoomPath;
 use commsd::mesh::wire::scope::Scope;
 
 use super::support::{
-    advert, answers, befriend, claim, create, dm, formed, has_one_coordinator, join, members,
-    present, record, request, room_record, room_verb, say, send, state, to_room, told,
+    advert, answers, befriend, claim, count, create, dm, formed, has_one_coordinator, join,
+    members, present, record, request, room_record, room_verb, say, send, state, to_room, told,
     two_machines,
 };
 use super::world::{HostSpec, PORT, World, key};
@@ -438,6 +438,42 @@ fn a_successor_is_named_by_a_peer_of_our_own_user_only() {
     world.run(5_000);
     assert_eq!(world.node(host).status().port, PortState::Holding);
     assert!(world.hosts[host].log.iter().all(|(_, event)| event.name != "port_unavailable"));
+}
+
+#[test]
+fn a_machine_that_asks_is_shown_once_until_it_is_answered() {
+    let mut world = World::new(9);
+    let spec = HostSpec { durable: true, listens: Some(Policy::Full), ..HostSpec::default() };
+    let hosts = [0, 1].map(|machine| {
+        let host = world.host_as(HostSpec { machine, ..spec });
+        world.start(host);
+        host
+    });
+    let a = world.agent(hosts[0], "near");
+    world.run(5_000);
+    let far = world.device(hosts[1]);
+    let shown = |world: &World| {
+        count(world, &a, |event| matches!(event, DeliveryEvent::ConnectionRequest { .. }))
+    };
+    let pending = |world: &World| world.node(hosts[0]).pending_for_anybody().len();
+    for asked in [1, 2] {
+        world.run_until(300_000, "its request", |world| shown(world) == asked);
+        world.run(1_000);
+        world.stop(hosts[0]);
+        world.run(1_000);
+        world.start(hosts[0]);
+        world.run_until(300_000, "its request again", |world| pending(world) == 1);
+        world.run(5_000);
+        assert_eq!(shown(&world), asked, "acknowledged, it is not put again");
+        let target = DecisionTarget::Connection(far);
+        let no = Command::Reject { target, reason: None };
+        assert_eq!(world.ask(a, no), Ok(CommandResult::Done));
+        world.run(1_000);
+        // Neither remembers who has refused whom: the next one is a new question.
+        hosts.iter().for_each(|host| world.stop(*host));
+        world.run(1_000);
+        hosts.iter().for_each(|host| world.start(*host));
+    }
 }
 
 #[test]

@@ -301,6 +301,45 @@ fn a_silent_recipient_holds_no_send_up_and_what_was_accepted_is_kept() {
 }
 
 #[test]
+fn a_question_that_was_acknowledged_is_not_put_again_by_a_restart() {
+    for (seed, ack) in [(5, Ack::Within(5)), (6, Ack::Never)] {
+        let mut world = World::new(seed);
+        let hosts = [0, 1].map(|_| {
+            let host = world.host_as(HostSpec { durable: true, ..HostSpec::default() });
+            world.start(host);
+            host
+        });
+        let [a, b] = hosts.map(|host| world.agent(host, &format!("agent-{host}")));
+        world.slots.get_mut(&a).unwrap().ack = ack;
+        world.run_until(20_000, "a mesh", is_full_mesh);
+        assert_eq!(send(&mut world, b, dm(a, "may I"))[&a], None, "consent is awaited");
+        world.run(1_000);
+        assert_eq!(asked(&world, &a), 1);
+        world.stop(hosts[0]);
+        world.run(1_000);
+        world.start(hosts[0]);
+        world.run_until(60_000, "its return", is_full_mesh);
+        world.run(10_000);
+        // What was not acknowledged is shown again, by its number; nothing is asked anew.
+        let again = usize::from(matches!(ack, Ack::Never));
+        assert_eq!(asked(&world, &a), 1 + again, "{ack:?}");
+        let asks = |world: &World| {
+            let shown = world.slots[&a].shown.iter();
+            let asks =
+                shown.filter(|shown| matches!(*shown.event, DeliveryEvent::RoomJoinRequest { .. }));
+            asks.map(|shown| shown.seq).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(asks(&world).len(), 1, "{ack:?}");
+        // It still stands, and whoever asked hears of the answer.
+        assert_eq!(world.node(hosts[0]).pending(&a).len(), 1);
+        accept(&mut world, a);
+        world.run_until(10_000, "the message", |world| {
+            world.slots[&a].texts().contains(&"may I".to_owned())
+        });
+    }
+}
+
+#[test]
 fn a_clock_that_jumps_and_comes_back_costs_nothing() {
     let mut world = World::new(4);
     let (hosts, agents) = formed(&mut world, 2);

@@ -6,14 +6,15 @@ use std::collections::BTreeSet;
 use commsd::identity::device::DeviceId;
 use commsd::mesh::events::{DeliveryEvent, DeliveryState};
 use commsd::mesh::node::{Command, CommandResult};
-use commsd::mesh::records::RoomType;
+use commsd::mesh::records::{AgentStatus, RoomType};
 use commsd::mesh::wire::frame::Frame;
 use commsd::mesh::wire::room_path::RoomPath;
 
 use super::support::{
-    accept, count, create, formed, is_full_mesh, join, members, reject, reported, send, to_room,
+    accept, all_see_all, count, create, formed, is_full_mesh, join, members, reject, reported,
+    send, to_room,
 };
-use super::world::World;
+use super::world::{HostSpec, World};
 
 fn joined(event: &DeliveryEvent, who: &DeviceId) -> bool {
     matches!(event, DeliveryEvent::MemberJoined { agent, .. } if agent == who)
@@ -88,6 +89,13 @@ fn a_public_room_from_beginning_to_end() {
     assert_eq!(world.ask(c, Command::DestroyRoom(room.clone())).unwrap_err().code, "not_owner");
     assert_eq!(world.ask(a, Command::DestroyRoom(room.clone())), Ok(CommandResult::Done));
     world.run(100);
+    for (agent, told) in [(a, 0), (b, 0), (c, 1), (d, 1)] {
+        let ended = |event: &DeliveryEvent| {
+            matches!(event, DeliveryEvent::JoinOutcome { room: ended, accepted: false, code, .. }
+                if *ended == room.to_string() && code == "destroyed")
+        };
+        assert_eq!(count(&world, &agent, ended), told, "members hear of the end");
+    }
     for host in world.running() {
         assert_eq!(members(&world, host, &room), None);
     }
@@ -409,9 +417,75 @@ fn what_cannot_be_done_to_a_room_says_why() {
     assert_eq!(code(&mut world, b, Command::Kick { room: room.clone(), agent: a }), "not_owner");
     assert_eq!(code(&mut world, b, Command::Invite { room: room.clone(), agent: a }), "not_owner");
     assert_eq!(code(&mut world, a, Command::Kick { room: room.clone(), agent: a }), "own_room");
+    let kick = Command::Kick { room: room.clone(), agent: b };
+    assert_eq!(code(&mut world, a, kick), "nobody_to_remove");
     assert_eq!(code(&mut world, a, Command::DestroyRoom(nowhere.clone())), "room_not_found");
     let stranger = RoomPath::named(DeviceId([9; 32]), "far").unwrap();
     assert_eq!(code(&mut world, a, Command::JoinRoom(stranger)), "not_connected");
     assert_eq!(code(&mut world, a, Command::JoinRoom(nowhere)), "room_not_found");
     assert_eq!(code(&mut world, a, to_room(&room, &"x".repeat(300_000))), "too_large");
+}
+
+#[test]
+fn agents_of_a_daemon_that_stops_do_not_hear_of_each_others_absence() {
+    let mut world = World::new(6);
+    let durable = HostSpec { durable: true, ..HostSpec::default() };
+    let hosts = [0, 1].map(|_| {
+        let host = world.host_as(durable);
+        world.start(host);
+        host
+    });
+    let [a, c] = hosts.map(|host| world.agent(host, &format!("agent-{host}")));
+    let b = world.agent(hosts[0], "roommate");
+    world.run_until(20_000, "a mesh", is_full_mesh);
+    let room = create(&mut world, a, "lounge", RoomType::Public);
+    world.run(100);
+    join(&mut world, b, &room);
+    join(&mut world, c, &room);
+    world.run(100);
+    world.stop(hosts[0]);
+    world.run(1_000);
+    world.start(hosts[0]);
+    world.run_until(60_000, "its return", |world| is_full_mesh(world) && all_see_all(world));
+    let news = |world: &World, agent: &DeviceId, about: &DeviceId| -> Vec<AgentStatus> {
+        let events = world.slots[agent].events();
+        events
+            .filter_map(|event| match event {
+                DeliveryEvent::MemberStatus { agent, status, .. } if agent == about => {
+                    Some(*status)
+                }
+                _ => None,
+            })
+            .collect()
+    };
+    assert_eq!(news(&world, &a, &b), []);
+    assert_eq!(news(&world, &b, &a), []);
+    // To others it is news, both times.
+    for about in [a, b] {
+        assert_eq!(news(&world, &c, &about), [AgentStatus::Offline, AgentStatus::Active]);
+    }
+}
+
+#[test]
+fn only_our_own_user_is_told_where_an_agent_that_invites_works() {
+    let mut world = World::new(7);
+    let (_, agents) = formed(&mut world, 2);
+    let [a, b] = agents[..] else { unreachable!() };
+    let other_user = world.host_as(HostSpec { user: 1002, ..HostSpec::default() });
+    world.start(other_user);
+    let outsider = world.agent(other_user, "outsider");
+    world.run_until(20_000, "everybody", |world| is_full_mesh(world) && all_see_all(world));
+    let room = create(&mut world, a, "den", RoomType::Private);
+    for (invitee, cwd) in [(b, "/work/agent-0"), (outsider, "")] {
+        let invite = Command::Invite { room: room.clone(), agent: invitee };
+        assert_eq!(world.ask(a, invite), Ok(CommandResult::Room(room.clone())));
+        world.run(100);
+        let told = world.find(&invitee, |event| match event {
+            DeliveryEvent::RoomInvite { from_name, from_cwd, .. } => {
+                Some((from_name.clone(), from_cwd.clone()))
+            }
+            _ => None,
+        });
+        assert_eq!(told, Some(("agent-0".to_owned(), cwd.to_owned())));
+    }
 }

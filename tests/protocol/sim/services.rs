@@ -210,6 +210,10 @@ fn a_question_outlives_a_restart_of_either_side() {
         assert_eq!(pending.len(), 1, "after a restart of host {host}");
         assert_eq!((&pending[0].id, pending[0].requester), (&id, b), "the same question");
     }
+    let shown = |world: &World| {
+        count(world, &a, |event| matches!(event, DeliveryEvent::CapabilityRequest { .. }))
+    };
+    assert_eq!(shown(&world), 1, "acknowledged, it is not put again");
     assert_eq!(outcomes(&world, &b), [], "nothing has been decided");
     grant(&mut world, hosts[0], GrantTerms::default());
     world.run(1_000);
@@ -221,6 +225,23 @@ fn a_question_outlives_a_restart_of_either_side() {
     world.run(120_000);
     assert!(world.node(hosts[0]).pending_for_anybody().is_empty());
     assert_eq!(outcomes(&world, &b), [(true, String::new())]);
+    // After a no it is another question, though it has the same id.
+    for asked in [2, 3] {
+        assert_eq!(world.ask(b, asks(a, "notes", true)), Ok(CommandResult::AskPending));
+        world.run(2_000);
+        assert_eq!(shown(&world), asked);
+        world.crash(hosts[0]);
+        world.start(hosts[0]);
+        world.run(120_000);
+        assert_eq!(shown(&world), asked, "acknowledged, it is not put again");
+        let id = world.node(hosts[0]).pending_for_anybody()[0].id.clone();
+        let no = OperatorCommand::Refuse { id, reason: None };
+        world.operate(hosts[0], no).unwrap();
+        world.run(1_000);
+        world.crash(hosts[0]);
+        world.start(hosts[0]);
+        world.run(60_000);
+    }
 }
 
 #[test]

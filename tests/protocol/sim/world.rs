@@ -621,6 +621,14 @@ impl World {
                 self.react(host, agent, &event);
             }
         }
+        // What it has acknowledged and not answered is pending, and not shown again.
+        if self.answers_by_itself {
+            let pending = self.node(host).pending(&agent);
+            for request in pending.into_iter().filter(|p| matches!(p.kind, "dm" | "room")) {
+                let room = RoomPath::parse(&request.room.unwrap()).unwrap();
+                self.answer_later(agent, DecisionTarget::Pair(room, request.requester));
+            }
+        }
     }
 
     /// Whether a daemon runs.

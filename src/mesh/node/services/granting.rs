@@ -440,6 +440,9 @@ impl Node {
             }
             self.keep_losses(agent);
         }
+        if let Some(key) = event.question_key() {
+            self.forget_question(&key);
+        }
     }
 
     /// Takes a request out, and its question out of every mailbox.
