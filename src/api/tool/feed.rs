@@ -305,6 +305,8 @@ fn line(event: &Event) -> String {
                     reason if reason.is_empty() => format!("· you are in {}", get("room")),
                     reason => format!("· you are in {}: {reason}", get("room")),
                 }
+            } else if get("code") == "destroyed" {
+                format!("· {} is no more: {}", get("room"), get("reason"))
             } else {
                 format!(
                     "· you were not let into {} ({}) {}",

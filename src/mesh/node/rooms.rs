@@ -1194,7 +1194,8 @@ impl Node {
         }
         if let Some(record) = self.record(&agent) {
             // As in records: where our agents work is for our own user's to know.
-            let cwd = self.is_of_our_user(&invitee).then(|| record.cwd.clone()).unwrap_or_default();
+            let cwd =
+                if self.is_of_our_user(&invitee) { record.cwd.clone() } else { String::new() };
             params.push((
                 "inviter-agent",
                 Value::map([("name", Value::Text(record.name.clone())), ("cwd", Value::Text(cwd))]),

@@ -190,6 +190,7 @@ function tell(event) {
     case "room_members":
       return [`${event.members.length} are in `, room(event.room)];
     case "join_outcome":
+      if (event.code === "destroyed") return [room(event.room), " is no more: ", words(event.reason)];
       return [room(event.room), event.accepted ? (event.reason ? ": " : ": you are let in") : ": you are not let in ", words(event.reason)];
     default:
       // Of a newer daemon than this page.
